@@ -4,8 +4,9 @@ The import installs workarounds that must precede `mlx.core`, mlx-lm and transfo
 process, Ctrl-C ends it without a traceback before and after the command line runs.
 """
 
+# Built in. `signal` is a file, and an interrupt while Python reads it would print a traceback.
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
 import sys
 
 
@@ -14,17 +15,17 @@ def exit_on_interrupt() -> None:
     # argv[0] is "-m" while Python looks for the module.
     name = os.path.basename((getattr(sys, "argv", None) or [""])[0])
     if name in ("akunu", "-m", "__main__.py"):
-        _replace(signal.default_int_handler, signal.SIG_DFL)
+        _replace(_signal.default_int_handler, _signal.SIG_DFL)
 
 
 def raise_on_interrupt() -> None:
     """Raise KeyboardInterrupt on an interrupt."""
-    _replace(signal.SIG_DFL, signal.default_int_handler)
+    _replace(_signal.SIG_DFL, _signal.default_int_handler)
 
 
 def _replace(old: object, new: object) -> None:
-    if signal.getsignal(signal.SIGINT) == old:
-        signal.signal(signal.SIGINT, new)  # type: ignore[arg-type]
+    if _signal.getsignal(_signal.SIGINT) == old:
+        _signal.signal(_signal.SIGINT, new)
 
 
 exit_on_interrupt()  # first, because the other imports take a while

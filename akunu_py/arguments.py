@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -221,7 +222,8 @@ def _text_of(path: str, option: str) -> str:
         raise UsageError(f"{option}: expected the path of a file, found an empty string")
     try:
         with disk_errors(f"{option}: cannot read {path}", UsageError):
-            return read_bounded(Path(path), MAX_CONSTRAINT_FILE).decode("utf-8-sig")
+            text = read_bounded(Path(os.path.expanduser(path)), MAX_CONSTRAINT_FILE)
+            return text.decode("utf-8-sig")
     except ValueError as error:  # not UTF-8, or a null in the path
         raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
 

@@ -111,6 +111,7 @@ def number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
     raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
 
 
+amount = partial(number, allowed=lambda value: 0 <= value <= 1e6, expected="0 to 1,000,000")
 Option = tuple[str, str | None, Any, Any, str]  # name, metavar, type or choices, default, help
 
 

@@ -92,7 +92,9 @@ def confirm(question: str, command: str) -> bool:
     """
     if not sys.stdin.isatty():
         raise UsageError(f"cannot ask for confirmation; run: {command}")
-    return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
+    with contextlib.suppress(EOFError):  # Ctrl-D
+        return input(f"{on_one_line(question)} [y/N] ").strip().lower() in ("y", "yes")
+    return False
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     warnings: list[str] = []  # of all models loaded in this process
     session = chat_client(args, settings, name, model, server, warnings, hosts_server)
     store_thread = StoreThread(paths.conversations_file())
+    state = load_state(paths.chat_file())
     app = ChatApp(
         ChatConfig(
             name,
@@ -88,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
             resume=Resume(" ".join(args.resume or ()), last=args.latest)
             if args.latest or args.resume is not None
             else None,
-            state=load_state(paths.chat_file()),
+            state=state,
             server=server if is_address(server) else "",
             tools=tools,
         )
     )
     app.run()
-    save_state(paths.chat_file(), app.state)
+    save_state(paths.chat_file(), app.state, state)
     if app.failure is not None:
         crashes.report(app.failure, debug="debug" in args)
     loading = session.is_loading

@@ -57,7 +57,9 @@ def list_chats(store: ConversationStore, args: argparse.Namespace) -> None:
 
 
 def search(store: ConversationStore, args: argparse.Namespace) -> None:
-    words = " ".join(f'"{word}"' if " " in word else word for word in args.words)
+    words = " ".join(
+        f'"{word}"' if " " in word and '"' not in word else word for word in args.words
+    )
     _print_results(store.search(words), args.format)
 
 
@@ -89,8 +91,7 @@ def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
 
 
 def remove(store: ConversationStore, args: argparse.Namespace) -> None:
-    infos = [store.resolve(name) for name in dict.fromkeys(args.id)]
-    for info in infos:
+    for info in dict.fromkeys([store.resolve(name) for name in args.id]):
         title = collapse(info.title)
         question = f"Delete {title!r} permanently?"
         if not args.yes and not confirm(question, "akunu chats rm ID --yes"):

@@ -84,13 +84,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if sum(map(bool, (args.filter, args.lsp, args.print_config))) > 1:
         raise UsageError("expected one of --filter, --lsp and --print-config")
-    used = [name for name in ("cursor", "offset", "whole", "file") if getattr(args, name)]
-    if used and not (args.filter or args.lsp):
+    names = ("cursor", "offset", "path", "whole", "file")
+    used = [name for name in names if getattr(args, name)]
+    if used and not args.filter:
         raise UsageError(f"--{used[0]} requires --filter")
     if args.print_config:
         print(editor_config(args.print_config, changed_options(args)), end="")
         return 0
-    settings = load_settings()
+    try:
+        settings = load_settings()
+    except UsageError:
+        if args.whole:  # an editor replaces its buffer with the output
+            sys.stdout.buffer.write(sys.stdin.buffer.read())
+        raise
     requested, server = args.model, args.server or settings.server
     args.model = requested or settings.completion_model or settings.model
     load = partial(load_completer, args, requested, server)

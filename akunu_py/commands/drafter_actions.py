@@ -61,6 +61,12 @@ def train_drafter(args: argparse.Namespace) -> None:
     model, settings = model_store.resolve(args.model), load_settings()
     if not is_name(model.name):
         raise UsageError(f"{model.name} is not in the store; pull or import it, see akunu models")
+    name, source = _drafter_of(model.name)
+    if any(each.name == name and each.source != source for each in model_store.list_models()):
+        raise UsageError(
+            f"another model is installed as {name!r}, the name of the drafter; to train one, run "
+            f"`akunu models rm {name}` first"
+        )
     prompts = saved_prompts(confirmed=args.yes) if args.conversations else []
     os.nice(_NICE)
     from akunu_py.engine.load import load_stored
@@ -73,7 +79,7 @@ def train_drafter(args: argparse.Namespace) -> None:
         try:
             trainer = training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
-            say(f"stopped; to continue, run: akunu drafter train {args.model}", error=True)
+            say(f"stopped; to continue, run: {args.command_line}", error=True)
             raise
         _install(model, trainer)
 
@@ -107,14 +113,19 @@ def saved_prompts(*, confirmed: bool) -> list[list[Message]]:
     return found
 
 
+def _drafter_of(model: str) -> tuple[str, str]:
+    """Return the name of the drafter that akunu trains for a model, and its source."""
+    return f"{model}-drafter", f"{model_store.TRAINED}{model}"
+
+
 def _install(model: model_store.StoredModel, trainer: Trainer) -> None:
     from akunu_py.models.store.local_import import install
 
     def build(_: Path, directory: Path) -> NameEntry:
         trainer.write_drafter(directory)
-        return NameEntry(source=f"{model_store.TRAINED}{model.name}", license=model.license)
+        return NameEntry(source=source, license=model.license)
 
-    name, entry = f"{model.name}-drafter", read_names().get(model.name)
+    (name, source), entry = _drafter_of(model.name), read_names().get(model.name)
     drafter = install(name, build, trainer.drafter_bytes, existing="replace")
     say(f"{name} is ready ({human_size(drafter.size)}): {drafter.path}", error=True)
     if entry is not None and entry.drafter in ("", name):
@@ -167,7 +178,7 @@ def remove(args: argparse.Namespace) -> None:
     """Remove a trained drafter and its training data after a confirmation."""
     from akunu_py.training.session import home_of
 
-    name, home = f"{args.model}-drafter", home_of(args.model)
+    (name, source), home = _drafter_of(args.model), home_of(args.model)
     if not is_name(args.model) or not home.is_dir():
         raise UnknownModel(f"no drafter was trained for {args.model!r}; see: akunu drafter list")
     command = f"akunu drafter rm {args.model} --yes"
@@ -176,7 +187,8 @@ def remove(args: argparse.Namespace) -> None:
         return
     with lock_model(args.model, training=True), store_errors(f"cannot remove {home}"):
         freed = directory_size(home)
-        freed += model_store.remove(name) if name in read_names() else 0
+        if read_names().get(name, NameEntry()).source == source:
+            freed += model_store.remove(name)
         shutil.rmtree(home)
     say(f"removed the drafter of {args.model}, {human_size(freed)} freed")
 

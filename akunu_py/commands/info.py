@@ -9,7 +9,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.commands.uninstall import removal_command
-from akunu_py.errors import AkunuError, UsageError
+from akunu_py.errors import AkunuError, StoreError, UsageError
 from akunu_py.models.store import model_store
 from akunu_py.serve.own.client import RunningServer, running_servers
 from akunu_py.settings import Settings, load_settings, settings_file
@@ -27,8 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from akunu_py.engine.model import device
     from akunu_py.kernels import probe
 
-    models = model_store.list_models()
-    size = human_size(sum(each.size for each in models))
+    try:
+        models, code = model_store.list_models(), 0
+        size = human_size(sum(each.size for each in models))
+        store = f"{paths.models_dir()} (models: {len(models)}, {size})"
+    except StoreError as error:
+        store, code = str(error), error.exit_code
     rows = [
         ("akunu", __version__),
         ("system", platform.platform()),
@@ -42,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
             ("server", describe_server(server) or f"{server.url} (does not answer)")
             for server in running_servers()
         ),
-        ("store", f"{paths.models_dir()} (models: {len(models)}, {size})"),
+        ("store", store),
         ("chats", str(paths.conversations_file())),
         ("cache", str(paths.cache_dir())),
         ("settings", _settings()),
         ("program", f"{sys.prefix} (to remove it: {removal_command()})"),
     ]
     print(*table(rows), sep="\n")
-    return 0
+    return code
 
 
 def describe_memory() -> str:

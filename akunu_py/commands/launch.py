@@ -275,13 +275,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
     add_values(parser, ("--port", "N", positive, None, port))
     add_flags(parser, ("--print", "Print the command without running it"))
-    about = "Arguments of the agent, after --"
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help=about)
+    parser.epilog = "Arguments after -- go to the agent."
 
 
 def run(args: argparse.Namespace) -> int:
     settings = serve_settings()
-    args.port = args.port or settings.port
+    args.port = args.port or settings.port or DEFAULT_PORT
     url, key = f"http://127.0.0.1:{args.port}", settings.api_key
     wanted = model_store.resolve(args.model).name if args.model else ""
     found = find_server(url, key, wanted)
@@ -328,10 +327,8 @@ def _prepare(args: argparse.Namespace, served: ModelEndpoint) -> Launch:
 def _wait(launch: Launch) -> int:
     process = subprocess.Popen(launch.command, env={**os.environ, **launch.environment})
     while True:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # the terminal sends it to the client, too
             return process.wait()
-        except KeyboardInterrupt:  # the terminal sends it to the client, too
-            continue
 
 
 def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:

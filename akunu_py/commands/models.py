@@ -84,7 +84,7 @@ def list_models(args: argparse.Namespace) -> None:
     say(f"{len(installed) or 'no'} {word} of akunu{more}")
     names = {model.name for model in installed}
     for each in cleanup.unfinished_pulls():
-        say(f"{each.what}; to resume, run: akunu models pull {each.repository}")
+        say(f"{each.what}; to resume, run: {each.pull_command}")
     available = [entry for entry in catalog.load_catalog().values() if entry.name not in names]
     if available:
         print("\nAvailable (akunu models pull NAME, or any OWNER/REPOSITORY on the hub):")
@@ -119,7 +119,7 @@ def pull_model(args: argparse.Namespace) -> None:
         if args.hosts:
             pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
-        say(f"stopped; to resume, run: akunu models pull {args.model}", error=True)
+        say(f"stopped; to resume, run: {args.command_line}", error=True)
         raise
 
 
@@ -213,8 +213,13 @@ def forget(args: argparse.Namespace) -> None:
 def remove(args: argparse.Namespace) -> None:
     stored = model_store.list_models()
     others = model_store.external_models(stored) if "/" in args.name else []
-    model = next((each for each in (*stored, *others) if each.name == args.name), None)
-    model = model or model_store.get(args.name)  # raises UnknownModel
+    known = [*stored, *others]
+    named = [each for each in known if each.name == args.name]
+    named = named or [each for each in known if args.name and each.repository == args.name]
+    if len(named) > 1:
+        names = ", ".join(each.name for each in named)
+        raise UsageError(f"{args.name} is installed as {names}; name one of them")
+    model = named[0] if named else model_store.get(args.name)  # raises UnknownModel
     if model.program:
         removal = REMOVAL[model.program].format(name=model.name)
         raise UsageError(
@@ -225,7 +230,7 @@ def remove(args: argparse.Namespace) -> None:
     delete_hub_files, size = bool(args.hub_files), human_size(model.size)
     if not args.yes:
         command = f"akunu models rm {args.name} --yes"
-        if not confirm(f"Remove {args.name}?", command):
+        if not confirm(f"Remove {model.name}?", command):
             print("not removed")
             return
         if in_hub_cache and not delete_hub_files:

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet and args.format == "text":
         say(f"[{summary(generation, args.draft)}]", error=True)
     if generation.finish_reason != "cancelled":
-        loop.save_idle(seconds=_SAVE_S)
+        loop.idle_step(seconds=_SAVE_S)
     return INTERRUPTED if generation.finish_reason == "cancelled" else 0
 
 

@@ -21,7 +21,7 @@ from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
 from akunu_py.models.store.model_store import StoredModel
-from akunu_py.parser import add_flags, add_values, count, positive
+from akunu_py.parser import add_flags, add_values, amount, count, positive
 from akunu_py.serve.own.client import RunningServer, ServerClient, loopback_url, running_servers
 from akunu_py.serve.own.system_service import (
     ServiceCommand,
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--alias", "NAME[=MODEL]", str, None, alias),
         action="append",
     )
-    embedding = "Model for /v1/embeddings, such as Qwen3-Embedding (default: none)"
+    embedding = "Model for embeddings, such as Qwen3-Embedding (default: none)"
     add_values(parser, ("--embedding-model", "NAME_OR_PATH", str, None, embedding))
     service = parser.add_argument_group(
         "service", "Run at each login, by launchd or systemd. See docs/install.md."
@@ -77,14 +77,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_values(access, ("--cors", "ORIGIN", str, None, cors), action="append")
     add_values(
         parser.add_argument_group("generation", "Defaults for requests that do not set them."),
-        ("--temperature", "T", float, None, "Sampling temperature (default: the model's, or 1)"),
+        ("--temperature", "T", amount, None, "Sampling temperature (default: the model's, or 1)"),
         ("--max-tokens", "N", positive, None, "Maximum tokens (default: up to the context length)"),
         ("--thinking-budget", "N", count, None, "Maximum thinking tokens (default: no limit)"),
     )
     add_values(
         parser,
-        ("--grace", "S", float, 20.0, "Grace period for running requests on shutdown, in seconds"),
-        ("--idle", "MIN", float, 30.0, "Minutes without requests before unloading; 0: never"),
+        ("--grace", "S", amount, 20.0, "Grace period for running requests on shutdown, in seconds"),
+        ("--idle", "MIN", amount, 30.0, "Minutes without requests before unloading; 0: never"),
     )
     strict = "Refuse requests with fields that have no effect, or with unknown names of models"
     add_flags(
@@ -115,14 +115,9 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise UsageError(f"expected a port from 0 to 65535, got {args.port}")
     key = settings.api_key if args.api_key is None else args.api_key
-    from akunu_py.serve.http.guard import is_loopback
+    _check_key(args.host, key, f"{KEY_VARIABLE} or --api-key")
     from akunu_py.serve.http.server import listen, serve
 
-    if not key and not is_loopback(args.host):
-        raise UsageError(
-            f"other machines can reach {args.host}: set an API key in {KEY_VARIABLE} "
-            "(or --api-key KEY), or leave out --host"
-        )
     # A process cannot connect to hosts twice.
     idle_s = args.idle * 60.0 if args.idle > 0 and not args.hosts else None
     warnings: list[str] = []  # of all loads
@@ -137,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
     with listen(args.host, args.port) as listening:
         port = listening.getsockname()[1]
-        url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+        url = _url(args.host, port)
         options = _options(args, key, models, url)
         pool = _pool(args, models, options, idle_s, warnings, shut_down, embedding)
         serve(pool, listening, options, f"{url}/v1")
@@ -145,6 +140,23 @@ def run(args: argparse.Namespace) -> int:
     if lost.is_set():
         _restart()
     return 0
+
+
+def _check_key(host: str, key: str, place: str) -> None:
+    """Raise UsageError if other machines can reach the server and it has no API key.
+
+    place: where to set it.
+    """
+    from akunu_py.serve.http.guard import is_loopback
+
+    if not key and not is_loopback(host):
+        raise UsageError(
+            f"other machines can reach {host}: set an API key ({place}), or leave out --host"
+        )
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
@@ -212,14 +224,17 @@ def _pool(
             partial(_load, args, model, warnings, on_lost, len(models) > 1),
             options.service,
             idle_s=idle_s,
-            context_length=model.context_length,
+            context_length=_context_length(args, model),
         )
         for model in models
     ]
     if embedding is None:
         return ModelPool(served)
-    load = partial(_load_embedding, args, embedding)
-    return ModelPool(served, ServedModel([embedding.name], load, options.service, idle_s=idle_s))
+    load, length = partial(_load_embedding, args, embedding), _context_length(args, embedding)
+    embedder = ServedModel(
+        [embedding.name], load, options.service, idle_s=idle_s, context_length=length
+    )
+    return ModelPool(served, embedder)
 
 
 def _load(
@@ -248,9 +263,13 @@ def _load(
     if engine.host_group is not None:
         engine.host_group.on_lost = on_lost
     loop = StepLoop(engine, learned)
-    if not loop.runner.can_batch():  # decided here, so that no request waits for the trial
+    if not loop.runner.try_batching():  # decided here, so that no request waits for the trial
         print_warnings([f"requests to {engine.name} take turns: {loop.runner.not_batched}"])
     return loop
+
+
+def _context_length(args: argparse.Namespace, model: StoredModel) -> int:
+    return min(args.context or model.context_length, model.context_length)
 
 
 def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int) -> StepLoop:
@@ -258,10 +277,9 @@ def _load_embedding(args: argparse.Namespace, model: StoredModel, reserved: int)
     from akunu_py.engine.load import load_stored
     from akunu_py.engine.loop import StepLoop
 
-    context = min(args.context or model.context_length, model.context_length) or None
     options = LoadOptions(
         args.weights,
-        context=context,
+        context=_context_length(args, model) or None,
         force=args.force,
         prompt_cache_memory=0,
         memory_limit=args.memory_limit,
@@ -305,14 +323,16 @@ def manage_service(args: argparse.Namespace) -> int:
 def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
     if "/Cellar/" in sys.prefix:
         raise UsageError("Homebrew manages this installation; run: brew services start akunu")
-    if args.api_key is not None:
+    settings, key = serve_settings(), load_settings().serve.api_key
+    if args.api_key is not None or settings.api_key != key:
         raise UsageError(
-            "--api-key would be readable in the service's file; set api_key under [serve] in "
+            f"a service gets neither --api-key nor {KEY_VARIABLE}; set api_key under [serve] in "
             "settings.toml, which is private"
         )
     if args.until_eof:
         raise UsageError("--until-eof cannot be combined with --install: a service has no stdin")
-    settings = serve_settings()
+    host = settings.host if args.host is None else args.host
+    _check_key(host, key, "api_key under [serve] in settings.toml")
     loading_from(args)
     models = served_models(args, settings)
     # A service has another working directory.
@@ -324,11 +344,11 @@ def _install(manager: ServiceManager, args: argparse.Namespace) -> None:
         args.hosts = str(Path(args.hosts).resolve())
     args.install = False
     manager.install(ServiceCommand(tuple(as_arguments(args, add_options)), own_environment()))
-    host = args.host or settings.host
     port = settings.port if args.port is None else args.port
+    url = _url(host, port)
     say(f"installed {manager.file}")
     names = ", ".join(model.name for model in models)
-    say(f"{names} served at http://{host}:{port}/v1, now and after each login")
+    say(f"{names} served at {url}/v1, now and after each login")
     say(f"logs: {manager.logs}")
     if manager.note:
         say(manager.note)

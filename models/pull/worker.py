@@ -109,16 +109,16 @@ def main() -> None:
 
 
 def _handle(request: dict[str, Any]) -> None:
+    repository, revision = request["repository"], request["revision"]
     try:
-        repository, revision = request["repository"], request["revision"]
         if "files" not in request:
-            (model,) = _run([lambda: look_up(repository, revision)], repository, revision)
+            (model,) = _run([lambda: look_up(repository, revision)], request)
             _send(result=asdict(model))
             return
         # The largest first, because they take longest.
         files = sorted((HubFile(**file) for file in request["files"]), key=lambda file: -file.size)
         model = HubModel(repository, revision, request["commit"], tuple(files), "")
-        fetched = _run([partial(_fetch, model, file) for file in files], repository, revision)
+        fetched = _run([partial(_fetch, model, file) for file in files], request)
         named = zip(files, fetched, strict=True)
         _send(result=[file.name for file, is_new in named if is_new])
     except AkunuError as error:
@@ -126,7 +126,7 @@ def _handle(request: dict[str, Any]) -> None:
         _send(error=str(error), kind=type(error).__name__, **vars(error))
 
 
-def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -> list[Any]:
+def _run(work: list[Callable[[], Any]], request: dict[str, Any]) -> list[Any]:
     """Run all of `work` at once and report activity. Raise the first error as an AkunuError."""
     pool = ThreadPoolExecutor(_PARALLEL)
     jobs = [pool.submit(each) for each in work]
@@ -141,10 +141,11 @@ def _run(work: list[Callable[[], Any]], repository: str, revision: str | None) -
     except AkunuError:
         raise
     except Exception as error:  # anything that huggingface-hub raises
-        if isinstance(error, OSError) and error.errno is not None:
-            with store_errors(f"cannot keep {repository} in the hub's cache", "HF_HOME"):
+        # Only fetching writes files. A look-up may fail to read the certificates, for example.
+        if isinstance(error, OSError) and error.errno is not None and "files" in request:
+            with store_errors(f"cannot keep {request['repository']} in the hub's cache", "HF_HOME"):
                 raise
-        raise _akunu_error(error, repository, revision) from error
+        raise _akunu_error(error, request["repository"], request["revision"]) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -268,7 +269,7 @@ def _akunu_error(error: BaseException, repository: str, revision: str | None) ->
     from huggingface_hub import constants, errors
 
     host = constants.ENDPOINT
-    check = "check the network, HTTPS_PROXY and HF_ENDPOINT, then pull again"
+    check = "check the network, HTTPS_PROXY, SSL_CERT_FILE and HF_ENDPOINT, then pull again"
     match error:
         case errors.GatedRepoError():
             return FetchError(

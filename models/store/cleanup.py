@@ -9,6 +9,7 @@ from pathlib import Path
 
 from akunu_py import paths
 from akunu_py.errors import StoreError
+from akunu_py.models import catalog
 from akunu_py.models.store.directories import (
     PARTIAL,
     directory_size,
@@ -31,7 +32,7 @@ class Leftover:
     name: str  # the model whose lock protects the files
     paths: tuple[Path, ...] = ()
     size: int = 0  # bytes
-    repository: str = ""  # of an unfinished pull
+    pull_command: str = ""  # resumes an unfinished pull
     is_named: bool = True  # the name can be removed, too
 
 
@@ -46,7 +47,8 @@ def unfinished_pulls() -> list[Leftover]:
             size = sum(path.lstat().st_size for path in partials)
             share = f"{human_size(done)} of {human_size(entry.unfinished)}"
             what = f"an unfinished pull of {entry.repository}, {share}"
-            found.append(Leftover(what, name, partials, size, entry.repository))
+            command = catalog.pull_command(entry.repository, name, entry.pinned)
+            found.append(Leftover(what, name, partials, size, command))
     return found
 
 

@@ -197,6 +197,8 @@ def delete(snapshot: Path) -> int:
         return 0
     from huggingface_hub import scan_cache_dir
 
+    for link in [path for path in snapshot.iterdir() if not path.exists()]:
+        link.unlink()  # the scan would skip the repository
     root = snapshot.parents[1].resolve()
     found = scan_cache_dir(root.parent)
     ours = frozenset(each for each in found.repos if each.repo_path == root)

@@ -109,7 +109,7 @@ def import_model(
     bits: quantize float weights to this width. Raises UnknownModel for a missing source, UsageError
     for a name in use or quantized weights, UnsupportedModel, DamagedModel, StoreError.
     """
-    source = source.expanduser()
+    source = Path(os.path.expanduser(source))
     if not source.exists():
         raise UnknownModel(f"expected a directory or a GGUF file at {source}, found nothing there")
     name = _choose_name(source, name)

@@ -70,7 +70,7 @@ def resolve(name_or_path: str) -> StoredModel:
     A text with a path separator, or with a leading `.` or `~`, is a path if that exists. A path
     must lead to a directory with config.json. Raises UnknownModel or DamagedModel.
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~"))
     if not looks_like_path:
         in_store = is_name(name_or_path) and _find(name_or_path) is not None
@@ -144,7 +144,7 @@ def _is_model(entry: NameEntry) -> bool:
 def _read(name: str, entry: NameEntry) -> StoredModel:
     entry = NameEntry() if entry.unfinished else entry
     path = entry.snapshot if entry.repository else paths.models_dir() / name
-    shared = ("source", "quantization", "license", "repository", "sha256", "drafter")
+    shared = ("source", "quantization", "license", "repository", "pinned", "sha256", "drafter")
     facts = {key: getattr(entry, key) for key in shared} | {"commit": entry.revision}
     damaged = entry.problem if is_name(name) else f"invalid model name {name[:80]!r}"
     return read_model(StoredModel(name, path, damaged=damaged, **facts))
@@ -193,9 +193,7 @@ def _repair_advice(model: StoredModel) -> str:
     if model.outside or model.program:
         return "download that file again"
     if model.repository:
-        default = catalog.default_name(model.repository) == model.name
-        name = "" if default else f" --name {model.name}"
-        return f"run `akunu models pull {model.repository}{name}`"
+        return f"run `{catalog.pull_command(model.repository, model.name, model.pinned)}`"
     remove = f"akunu models rm {model.name}"
     if model.name in catalog.load_catalog():
         return f"run `{remove} && akunu models pull {model.name}`"

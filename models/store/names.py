@@ -28,6 +28,7 @@ class NameEntry:
 
     repository: str = ""  # on the hub; empty for an import, whose files are in a directory here
     revision: str = ""  # a commit
+    pinned: str = ""  # the revision that the user named
     cache: str = ""  # the hub's cache at the time of the pull
     unfinished: int = 0  # bytes in total, if the pull was interrupted
     source: str = ""  # origin, for display
@@ -71,14 +72,17 @@ def changing() -> Iterator[MutableMapping[str, Any]]:
 
 
 def save_entry(name: str, entry: NameEntry) -> None:
-    """Write an entry to the file. Raises StoreError."""
+    """Write an entry to the file, with the drafter of the same model. Raises StoreError."""
     with changing() as document:
-        document[name] = as_table(entry)
+        before = read_names().get(name, NameEntry())
+        drafter = before.drafter if before.source == entry.source else ""
+        document[name] = as_table(replace(entry, drafter=drafter))
 
 
 def set_drafter(name: str, drafter: str) -> None:
-    """Let the model `name` use a drafter, "" for none. Raises StoreError."""
-    save_entry(name, replace(read_names()[name], drafter=drafter))
+    """Let the model `name` use a drafter. Raises StoreError."""
+    with changing() as document:
+        document[name]["drafter"] = drafter
 
 
 def remove_entry(name: str) -> None:

@@ -42,6 +42,7 @@ class StoredModel:
     damaged: str = ""  # the problem, if one is known without reading the weights
     repository: str = ""  # on the hub; `path` is then a snapshot in the hub's cache
     commit: str = ""
+    pinned: str = ""  # the revision that the user named
     program: str = ""  # that downloaded and manages the model, if it is not akunu
     outside: bool = False  # named by its path
     sha256: dict[str, str] = field(default_factory=dict)  # of an import's files

@@ -43,14 +43,15 @@ def test_search() -> None:
     assert snippet.strip() in ("First in, first *out*.", "You are welcome.")
     (found,) = json.loads(printed("chats", "search", "first in", "--format", "json"))
     assert (found["id"], found["found"]) == ("queue", "First in, first *out*.")
-    done = run_here("chats", "search", "first first")
+    assert printed("chats", "search", "in welc", "--format", "json") == "[]\n"
+    done = run_here("chats", "search", '"out first"')
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"no chats found in {paths.conversations_file()}\n"
 
 
 def test_export_and_import(tmp_path: Path) -> None:
     everything = printed("chats", "export", "--all")
-    deleted = printed("chats", "rm", "que", "escape", "--yes")
+    deleted = printed("chats", "rm", "que", "escape", "queue", "--yes")
     assert deleted.startswith("deleted queue  What is a queue?\n")
     assert ids() == []
     imported = printed("chats", "import", "-", stdin=everything)

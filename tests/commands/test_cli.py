@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py import paths
 from akunu_py.commands.chat import check_draft_model
 from akunu_py.commands.run import read_prompt
 from akunu_py.engine.engine import Engine
@@ -63,9 +64,12 @@ def test_version_names_the_libraries() -> None:
 MISTAKES = {
     "serve --nope": ["akunu serve: unrecognized arguments: --nope; see: akunu serve --help"],
     "bench replay --nope": ["; see: akunu bench replay --help"],
+    "launch codex fix it": ["akunu launch: unrecognized arguments: fix it"],
     "models pull": ["; see: akunu models pull --help"],
     "run hi --temperature 9": ["a number from 0 to 5, got '9'; see: akunu run --help"],
     "chat --temperature hot": ["expected a number from 0 to 5, got 'hot'"],
+    "serve --temperature nan": ["expected 0 to 1,000,000, got 'nan'"],
+    "serve --grace inf": ["expected 0 to 1,000,000, got 'inf'"],
     "run hi --max-tokens 0": ["1 or more"],
     "run hi --max-tokens many": ["1 or more"],
     "wibble": ["akunu: unknown command 'wibble'; known: chat", "complete"],
@@ -124,16 +128,16 @@ def test_run_prints_the_answer_and_statistics_apart() -> None:
 def test_run_json_from_stdin_in_both_modes(loaded_shallow_starter: Engine) -> None:
     answers = {}
     for mode in ("fixed", "off"):
-        options = ("--format", "json", "--draft", mode, "--max-tokens", "16")
+        options = ("--format", "json", "--draft", mode, "--max-tokens", "8")
         answers[mode] = json.loads(printed("run", "-", *options, stdin="Count to ten."))
     answer, stats = answers["fixed"], answers["fixed"]["stats"]
     assert answer["tokens"] == answers["off"]["tokens"]
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert answer["finish_reason"] == "length"
     assert answer["text"] == loaded_shallow_starter.tokens.tokenizer.decode(answer["tokens"])
-    assert stats["generated_tokens"] == len(answer["tokens"]) == 16
-    assert answers["off"]["stats"]["target_passes"] == 15
-    assert stats["target_passes"] + stats["accepted"] == 15
+    assert stats["generated_tokens"] == len(answer["tokens"]) == 8
+    assert answers["off"]["stats"]["target_passes"] == 7
+    assert stats["target_passes"] + stats["accepted"] == 7
     names = {"prompt_tokens", "cached_tokens", "drafted", "prefill_s", "decode_s", "tokens_per_s"}
     assert names <= set(stats)
 
@@ -145,7 +149,7 @@ def test_raw_continues_the_text(loaded_starter: Engine) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("shallow_store")
+@pytest.mark.usefixtures("tiny_store")
 @pytest.mark.parametrize(("arguments", "code", "word"), [
     ("run $(printf 'caf\\351')", 2, "UTF-8"),
     ("run <&-", 2, "empty"),
@@ -205,9 +209,9 @@ def start_run(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("shallow_store")
+@pytest.mark.usefixtures("tiny_store")
 def test_an_interrupt_ends_with_the_text_so_far() -> None:
-    process = start_run("Tell me a very long story.", "--max-tokens", "2000")
+    process = start_run("Tell me a very long story.", "--max-tokens", "9000", "--draft", "off")
     assert process.stdout is not None
     text = b""
     while not text.strip():  # an answer may begin with a space, which ends no word
@@ -224,7 +228,7 @@ def test_an_interrupt_ends_with_the_text_so_far() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("shallow_store")
+@pytest.mark.usefixtures("tiny_store")
 def test_a_closed_pipe_is_quiet() -> None:
     process = start_run("--quiet", "Tell me a story.", "--max-tokens", "200")
     assert process.stdout is not None
@@ -239,6 +243,16 @@ def test_models_list_show_and_info(starter: StoredModel) -> None:
     shown = printed("models", "list") + printed("models", "show", starter.name) + printed("info")
     words = ("8,192", "Apache-2.0", "device", "memory", "blas", "mlx-lm", "store", "python")
     assert [word for word in words if word not in shown] == []
+
+
+@pytest.mark.usefixtures("own_directories")
+def test_info_describes_an_unreadable_store() -> None:
+    paths.models_dir().mkdir(parents=True)
+    (paths.models_dir() / "models.toml").write_text("[")
+    done = run_here("info")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (done.returncode, done.stderr, lines["akunu"]) == (1, "", __version__)
+    assert "models.toml is damaged" in lines["store"]
 
 
 # Structured output

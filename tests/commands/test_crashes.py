@@ -4,8 +4,10 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 from hypothesis import strategies as st
@@ -218,16 +220,22 @@ def test_locks_and_exports_follow_no_link(home: Path, capsys: Captured) -> None:
 # Control codes in an answer
 
 
-@pytest.mark.long
 def test_control_codes_are_piped_as_they_are_and_shown_on_a_terminal(tmp_path: Path) -> None:
     """The token ESC has the highest logit."""
     tokenizer = byte_level(["<|end|>"])
     (token,) = tokenizer.encode("\x1b").ids
     model = write_model(tmp_path / "model", tokenizer, end="<|end|>")
     words = ("run", "--raw", "--max-tokens", "3", "--no-answer-cache", "--model", str(model))
-    command = [*AKUNU, *words, "--logit-bias", f"{token}=1000", "Red:"]
-    assert run_here(*command[len(AKUNU) :]).stdout == 3 * "\x1b" + "\n"
-    with pseudo_terminal() as (ours, theirs):
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
-        assert process.wait(timeout=120) == 0
-        assert os.read(ours, 1000).decode() == "␛␛␛\r\n"
+    command = [*words, "--logit-bias", f"{token}=1000", "Red:"]
+    assert run_here(*command).stdout == 3 * "\x1b" + "\n"
+    with (
+        pseudo_terminal() as (ours, theirs),
+        open(theirs, closefd=False) as stdin,
+        open(theirs, "w", closefd=False) as stdout,
+        mock.patch.object(sys, "stdin", stdin),
+        mock.patch.object(sys, "stdout", stdout),
+    ):
+        assert main(command) == 0
+        stdout.flush()
+        with open(ours, encoding="utf-8", closefd=False) as screen:
+            assert screen.readline() == "␛␛␛\n"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from akunu_py.models.pull import pull
 from akunu_py.models.store.model_store import StoredModel
 from tests.support.command import run_here
 
@@ -65,5 +66,6 @@ def test_an_empty_store_names_the_command_that_fills_it() -> None:
 @pytest.mark.long
 def test_the_hub_is_contacted_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(pull, "_ATTEMPTS", 1)
     assert "hub" not in findings(code=1)
     assert findings("--hub", code=1)["hub"][0] == "problem"

@@ -14,7 +14,7 @@ import pytest
 from akunu_py import paths
 from akunu_py.commands.launch import CLIENTS, ModelEndpoint
 from akunu_py.serve.http.guard import AccessRules
-from tests.support.command import akunu, run_here
+from tests.support.command import run_here
 from tests.support.serving import at_a_socket, served, write_served_model
 
 OURS = (
@@ -22,9 +22,10 @@ OURS = (
     *("PI_", "QWEN_", "GPTME_", "CONTINUE_"),
 )
 CLIENT = f"""#!{sys.executable}
-import json, os, sys, urllib.request
+import json, os, sys
 call = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
 if os.environ.get("MODELS_OF"):
+    import urllib.request
     call["models"] = json.load(urllib.request.urlopen(os.environ["MODELS_OF"] + "/v1/models"))
 json.dump(call, open(os.environ["CALL"], "w"))
 sys.exit(7)
@@ -109,7 +110,7 @@ def test_a_new_server_ends_with_the_client(
 ) -> None:
     model, port = write_served_model(tmp_path / "tiny-model"), _free()
     monkeypatch.setenv("MODELS_OF", f"http://127.0.0.1:{port}")
-    done = akunu("launch", "aider", "--model", str(model), "--port", str(port))
+    done = run_here("launch", "aider", "--model", str(model), "--port", str(port))
     assert done.returncode == 7, done.stderr
     call = json.loads(client_call.read_text())
     (served,) = call["models"]["data"]

@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from akunu_py.cli import main
 from akunu_py.commands.models import progress_display
 from akunu_py.models.store.progress import Progress
-from tests.support.command import AKUNU, akunu, printed, until
+from tests.support.command import AKUNU, printed, run_here, until
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import server as server  # a fixture
 from tests.support.hub_server import REPOSITORY, Fault, Hub
@@ -37,6 +38,7 @@ def environment(tmp_path: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) ->
     }  # fmt: skip
     for name, value in places.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     return os.environ | places
 
 
@@ -45,7 +47,7 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
     environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
     server.repository = "mlx-community/Qwen3-0.6B-4bit"
-    pulled = akunu("models", "pull", "qwen3-0.6b")
+    pulled = run_here("models", "pull", "qwen3-0.6b")
     assert pulled.returncode == 0, pulled.stderr
     assert "qwen3-0.6b is ready" in pulled.stderr
     assert (tmp_path / "hf" / "hub" / "models--mlx-community--Qwen3-0.6B-4bit").is_dir()
@@ -65,21 +67,21 @@ def test_a_model_of_the_catalog_from_pull_to_rm(
 def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
     environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
-    command = [*AKUNU, "models", "pull", REPOSITORY]
+    pull = ["models", "pull", REPOSITORY, "--name", "mine"]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         server.faults[WEIGHTS].append(Fault(pause=0.2))
         with subprocess.Popen(
-            command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+            [*AKUNU, *pull], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
         ) as process:
             before = _partial_bytes(tmp_path)
             until(lambda before=before: _partial_bytes(tmp_path) > before + 5000)  # type: ignore[misc]
             process.send_signal(number)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == code
-        assert ("to resume, run: akunu models pull" in stderr) == (number == signal.SIGINT)
-    assert f"an unfinished pull of {REPOSITORY}" in printed("models", "list")
+        assert (f"to resume, run: akunu {' '.join(pull)}\n" in stderr) == (number == signal.SIGINT)
+    assert f"to resume, run: akunu {' '.join(pull)}\n" in printed("models", "list")
     server.requests.clear()
-    assert akunu("models", "pull", REPOSITORY).returncode == 0
+    printed(*pull)
     (wanted,) = server.requested(WEIGHTS)
     assert int(wanted.removeprefix("bytes=").rstrip("-")) > 5000
     assert "unfinished" not in printed("models", "list")
@@ -98,7 +100,7 @@ def test_a_failure_is_one_line_and_gc_cleans_up(
     environment: dict[str, str], server: Hub, tmp_path: Path
 ) -> None:
     server.faults[WEIGHTS].extend([Fault(cut=9000), *[Fault(status=403)] * 3])
-    failed = akunu("models", "pull", REPOSITORY)
+    failed = run_here("models", "pull", REPOSITORY)
     assert failed.returncode == 1
     (line,) = [text for text in failed.stderr.splitlines() if text.startswith("akunu:")]
     assert "HF_TOKEN" in line

@@ -92,7 +92,9 @@ def test_it_knows_its_installer(prefix: str, command: str, monkeypatch: pytest.M
     assert command in run_here("info").stdout
 
 
-@pytest.mark.parametrize(("answer", "remaining"), [(b"n\n", None), (b"y\n", OTHERS)])
+@pytest.mark.parametrize(
+    ("answer", "remaining"), [(b"n\n", None), (b"\x04", None), (b"y\n", OTHERS)]
+)
 def test_data_is_deleted_after_a_confirmation(
     home: Path, answer: bytes, remaining: set[str] | None
 ) -> None:
@@ -103,4 +105,5 @@ def test_data_is_deleted_after_a_confirmation(
             [*AKUNU, "uninstall", "--data"], stdin=inside, capture_output=True, text=True
         )
     assert "Delete all of it permanently? [y/N]" in done.stdout
+    assert done.returncode == 0, done.stderr
     assert files_in(home) == (before if remaining is None else remaining), done.stderr

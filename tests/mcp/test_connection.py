@@ -52,6 +52,8 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
         assert set(tools[0].parameters["properties"]) == {"first", "second"}
         yield connection
         await connection.close()
+        assert connection._task is not None
+        assert connection._task.done()
 
 
 @pytest.mark.long
@@ -94,21 +96,11 @@ async def test_cancelling_reaches_the_server(server: Connection, tmp_path: Path)
 
 @pytest.mark.long
 @in_module
-async def test_a_server_that_dies_is_started_again(server: Connection) -> None:
+async def test_calls_that_need_an_ended_server_start_it_once(
+    server: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if server.config.url:
         pytest.skip("akunu starts no server at an address")
-    with pytest.raises(AkunuError, match=r"^the server ended during the call: broke badly$"):
-        await server.call("die", {})
-    assert await server.call("environment", {"name": "COLOR"}) == ToolOutput("blue")
-    home = await server.call("environment", {"name": "PYTEST_CURRENT_TEST"})
-    assert home == ToolOutput(""), "servers get no more of the environment than PATH and the like"
-
-
-@pytest.mark.long
-@in_module
-async def test_calls_that_need_an_ended_server_start_it_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     starts = []
     make = Connection._make
 
@@ -117,21 +109,19 @@ async def test_calls_that_need_an_ended_server_start_it_once(
         return await make(self, stack)
 
     monkeypatch.setattr(Connection, "_make", count)
-    connection = Connection(stdio())
     files = [tmp_path / name for name in "ab"]
-    waiting = [asyncio.create_task(connection.call("wait", {"file": str(each)})) for each in files]
+    waiting = [asyncio.create_task(server.call("wait", {"file": str(each)})) for each in files]
     for each in files:
         await until(each)
-    for call in [connection.call("die", {}), *waiting]:
-        with pytest.raises(AkunuError, match="ended during the call"):
+    for call in [server.call("die", {}), *waiting]:
+        with pytest.raises(AkunuError, match=r"^the server ended during the call: broke badly$"):
             await call
+    assert starts == []
+    names = ("COLOR", "PYTEST_CURRENT_TEST")
+    calls = [server.call("environment", {"name": name}) for name in names]
+    # Servers get no more of the environment than PATH and the like.
+    assert await asyncio.gather(*calls) == [ToolOutput("blue"), ToolOutput("")]
     assert len(starts) == 1
-    calls = [connection.call("add", {"first": 1, "second": 1}) for _ in range(3)]
-    assert await asyncio.gather(*calls) == [ToolOutput("2")] * 3
-    assert len(starts) == 2
-    await connection.close()
-    assert connection._task is not None
-    assert connection._task.done()
 
 
 @in_module

@@ -207,7 +207,7 @@ def test_source_that_is_neither_directory_nor_gguf(
     tmp_path: Path, data: Path, source: Path
 ) -> None:
     with pytest.raises(UnknownModel, match="nothing there"):
-        import_model(tmp_path / "nowhere")
+        import_model(Path("~no-user/nowhere"))
     with pytest.raises(UnsupportedModel, match="not GGUF"):
         import_model(source / "pytorch_model.bin")
     only = tmp_path / "files"

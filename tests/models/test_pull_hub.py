@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from akunu_py import paths
 from akunu_py.cli import main
@@ -24,6 +24,7 @@ from akunu_py.models import catalog
 from akunu_py.models.pull import pull as pull_module
 from akunu_py.models.pull.pull import find_installed, pull
 from akunu_py.models.store import cleanup, hub_cache, model_store
+from akunu_py.models.store.names import set_drafter
 from akunu_py.models.store.progress import Progress
 from tests.support.hub_home import NAME, WEIGHTS, everything, partials, stop_in_the_weights
 from tests.support.hub_home import files as files  # fixtures
@@ -157,6 +158,13 @@ def test_lasting_faults_are_one_line_errors_and_resumable(
     assert partials(home) == []
 
 
+def test_unreadable_certificates_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    close_session()
+    with pytest.raises(FetchError, match=r"No such file.*SSL_CERT_FILE"):
+        pull(REPOSITORY)
+
+
 def test_an_interrupted_pull_resumes_where_it_ended(server: Hub, home: Path) -> None:
     stop_in_the_weights(server, home)
     (unfinished,) = cleanup.unfinished_pulls()
@@ -206,6 +214,7 @@ def test_pickle_and_code_are_refused_and_escaping_names_are_ignored(
     with pytest.raises(UnsupportedModel, match="no_such"):
         pull(REPOSITORY)
     assert server.requested(WEIGHTS) == []
+    assert cleanup.unfinished_pulls() == []
 
 
 def test_pointers_to_code_are_ignored(server: Hub) -> None:
@@ -231,7 +240,17 @@ def test_repository_names() -> None:
 def test_revisions(server: Hub) -> None:
     with pytest.raises(UnknownModel, match="no revision 'v9'"):
         pull(f"{REPOSITORY}@v9")
-    first = pull(f"{REPOSITORY}@{server.commit}")
+    pinned = f"{REPOSITORY}@{server.commit}"
+    server.faults[WEIGHTS].append(Fault(status=403))
+    with pytest.raises(FetchError):
+        pull(pinned)
+    (unfinished,) = cleanup.unfinished_pulls()
+    assert unfinished.pull_command == f"akunu models pull {pinned}"
+    first = pull(pinned)
+    (first.path / "config.json").unlink()
+    with pytest.raises(DamagedModel, match=f"run `akunu models pull {pinned}`"):
+        model_store.get(NAME)
+    assert pull(pinned) == first
     server.requests.clear()
     assert pull(REPOSITORY) == first
     assert pull(f"{REPOSITORY}@{server.commit}") == first
@@ -239,8 +258,9 @@ def test_revisions(server: Hub) -> None:
     server.commit = "2" * 40
     learned = paths.cache_dir() / "learned"
     (learned / paths.model_directory_name(first.path)).mkdir(parents=True)
+    set_drafter(NAME, "small")
     second = pull(f"{REPOSITORY}@main")
-    assert second.commit == "2" * 40
+    assert (second.commit, second.drafter) == ("2" * 40, "small")
     assert os.listdir(learned) == [paths.model_directory_name(second.path)]
     assert find_installed(REPOSITORY)
     assert not find_installed(f"{REPOSITORY}@{first.commit}")
@@ -255,6 +275,9 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
     assert find_installed("qwen3-0.6b", "mine") is None
     with pytest.raises(UsageError, match="fixed name"):
         find_installed("starter", "mine")
+    pull(REPOSITORY, name="starter")
+    with pytest.raises(UsageError, match="another model is installed as 'starter'"):
+        pull("starter")
     taken = paths.models_dir() / "taken"
     shutil.copytree(model.path, taken)
     with pytest.raises(UsageError, match="another model is installed as 'taken'"):
@@ -267,9 +290,12 @@ def test_the_name_option_and_a_name_that_is_taken(server: Hub, home: Path) -> No
 def test_files_with_two_names_are_removed_with_the_second(server: Hub, home: Path) -> None:
     for name in ("one", "two"):
         pull(REPOSITORY, name=name)
+    assert main(["models", "rm", REPOSITORY, "--yes"]) == 2, "which of them?"
     assert main(["models", "rm", "one", "--yes", "--hub-files"]) == 0
     model_store.verify(model_store.get("two"))
-    assert main(["models", "rm", "two", "--yes", "--hub-files"]) == 0
+    (model_store.get("two").path / "tokenizer.json").resolve().unlink()
+    assert main(["models", "rm", REPOSITORY, "--yes", "--hub-files"]) == 0
+    assert model_store.list_models() == []
     assert not list((home / "hub").rglob(WEIGHTS))
 
 

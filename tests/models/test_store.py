@@ -97,7 +97,8 @@ def test_an_unknown_name_lists_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", "a\nb", "-x", ".x", "x" * 97, "é"]
+    "name",
+    ["", ".", "..", "../x", "a/b", "/etc", "a\\b", "a\nb", "-x", ".x", "~no/x", "x" * 97, "é"],
 )
 def test_names_cannot_leave_the_store(name: str) -> None:
     for use in (model_store.get, model_store.remove):
