@@ -24,17 +24,20 @@ chat: $(VENV)/.installed ## chat with the starter model
 # Twice the cores of a small machine: many tests wait for a process or a terminal.
 WORKERS := 4
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The first collection compiles the tests; else each worker would. Meanwhile, the starter comes.
+PREPARE = { [ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only >/dev/null 2>&1; } & \
+	$(BIN)/akunu models pull $(STARTER) --if-missing && wait
 
 test: $(VENV)/.installed-dev ## run the fast tests
-	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(PREPARE)
 	@$(PYTEST) -m "not (slow or e2e or long)"
 
 test-e2e: $(VENV)/.installed-dev ## run the end-to-end tests: the starter, faults, terminals
-	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(PREPARE)
 	@$(PYTEST) -m "(e2e or long) and not slow"
 
 test-all: $(VENV)/.installed-dev ## run the fast and the end-to-end tests, like CI
-	@$(BIN)/akunu models pull $(STARTER) --if-missing
+	@$(PREPARE)
 	@$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.installed-dev ## run the tests that take minutes

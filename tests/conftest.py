@@ -22,6 +22,7 @@ from akunu_py.models.pull.pull import pull
 from akunu_py.models.store import model_store
 from akunu_py.types import LoadOptions
 from tests.support.engines import altered
+from tests.support.tiny_fim import write_chat_model
 
 # Examples have no deadline: their duration depends on the load of the machine.
 hypothesis.settings.register_profile("akunu", deadline=None, max_examples=30)
@@ -199,12 +200,18 @@ def shallow_directory(
     return directory
 
 
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a model of random weights, for processes. Tests share its files."""
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
 @pytest.fixture
-def shallow_store(shallow_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model store for this test's processes; its starter is `shallow_directory`."""
+def tiny_store(tiny_chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model store for this test's processes; its starter is `tiny_chat_model`."""
     models = tmp_path / "data" / "akunu" / "models"
     models.mkdir(parents=True)
-    (models / "starter").symlink_to(shallow_directory)
+    (models / "starter").symlink_to(tiny_chat_model)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from akunu_py.completion.syntax import syntax_of
 from tests.support.paths import ROOT
+from tests.support.syntax_trees import nodes_of
 
-SIZES = (20, 500, 10_000)  # characters; exponential time shows with few of them
-LIMIT_S = 0.1  # CPU time of one match; linear ones take about a millisecond
+SIZES = (20, 500, 20_000)  # characters; exponential time shows with few of them
+LIMIT_S = 0.05  # CPU time of one match; linear ones take a few milliseconds
 SUSPECT_S = 0.0001  # of the shorter texts, before the longest is tried
 ANYWHERE = ("findall", "finditer", "split", "sub", "subn")  # methods that match repeatedly
 METHODS = ("match", "fullmatch", "search", "compile", *ANYWHERE)
@@ -56,7 +57,7 @@ def find_patterns() -> dict[re.Pattern[Any], tuple[str, set[str]]]:
 
 
 def calls_of_re(source: str) -> Iterator[ast.Call]:
-    for node in ast.walk(ast.parse(source)) if re.search(r"\bre\.", source) else ():
+    for node in nodes_of(source) if re.search(r"\bre\.", source) else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             module = node.func.value
             if isinstance(module, ast.Name) and module.id == "re" and node.func.attr in METHODS:

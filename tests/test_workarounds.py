@@ -61,9 +61,13 @@ def test_mlx_lm_gets_what_there_is(
 @pytest.mark.long
 def test_it_is_imported_below_a_low_hard_limit() -> None:
     code = """if True:
-        import resource
+        import importlib.util, resource, sys
+        from unittest import mock
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, 1024))
         import akunu_py
+        package = importlib.util.module_from_spec(importlib.util.find_spec("mlx_lm"))
+        slow = dict.fromkeys(("huggingface_hub", "mlx_lm.tokenizer_utils"), mock.Mock())
+        sys.modules |= {"mlx_lm": package, **slow}
         import mlx_lm.utils
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, 1024)
         assert type(resource.setrlimit).__name__ == "builtin_function_or_method"

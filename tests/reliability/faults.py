@@ -426,6 +426,6 @@ def _check_next(home: Home, terminal: Terminal, prompt: str, outcome: Outcome) -
     if prompt:
         terminal.type("C-o", shows="Conversations")
         terminal.type(f'"{prompt}"')  # a model may have given it another title
-        terminal.type("Enter", shows=rf"▌ {re.escape(prompt)}")
+        terminal.type("Enter", shows=rf"[▌█] {re.escape(prompt)}")
     screen = chat.quit()
     outcome.check("code=0" in screen, f"ends with:\n{screen}")

@@ -16,14 +16,15 @@ from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults
 from tests.reliability.faults import Home, Outcome, signalled
+from tests.support.paths import ROOT
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
 from tests.support.tiny_model import tiny_directory
 
 
 @pytest.fixture
-def home(tmp_path: Path, shallow_directory: Path) -> Home:
-    return Home(tmp_path / "home", shallow_directory)
+def home(tmp_path: Path, tiny_chat_model: Path) -> Home:
+    return Home(tmp_path / "home", tiny_chat_model)
 
 
 def good(*outcomes: Outcome) -> None:
@@ -52,6 +53,23 @@ def test_only_akunu_itself_changes_what_an_interrupt_does() -> None:
     assert done.stdout == b"True\n"
 
 
+@pytest.mark.parametrize(("name", "silent"), [("akunu", True), ("-c", False)])
+def test_interrupt_in_the_first_import(name: str, silent: bool) -> None:
+    """It ends the process as a signal does, so that a shell's loop around it ends."""
+    code = f"""if True:
+        import os, sys
+        class Interrupt:
+            def find_spec(self, name, *_):
+                if name != "akunu_py":
+                    os.kill(os.getpid(), {signal.SIGINT:d})
+        sys.meta_path.insert(0, Interrupt())
+        sys.argv[0] = {name!r}
+        import akunu_py"""
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, cwd=ROOT)
+    assert (done.returncode == -signal.SIGINT and not done.stderr) == silent
+    assert (b"KeyboardInterrupt" in done.stderr) != silent
+
+
 @needs_tmux
 def test_stopped_chat_continues(home: Home, tmp_path: Path) -> None:
     """It reads its terminal once, and gives it back as it was."""
@@ -71,7 +89,8 @@ def test_stopped_chat_continues(home: Home, tmp_path: Path) -> None:
 
 
 @needs_tmux
-def test_chat_whose_terminal_is_closed_is_saved(home: Home) -> None:
+def test_chat_whose_terminal_is_closed_is_saved(tmp_path: Path, shallow_directory: Path) -> None:
+    home = Home(tmp_path / "home", shallow_directory)  # it answers for seconds
     good(faults.hurt(home, "terminal closed", "while answering", Random(1), 1))
 
 

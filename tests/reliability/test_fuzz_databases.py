@@ -84,7 +84,7 @@ def use(store: ConversationStore, name: str) -> None:
     assert [each.text for each in branch] == [each.text for each in tree.active_branch()]
     assert len(again) == len(tree)
     store.activate_branch(name, branch[0].id)
-    store.remove(name, branch[-1].id)
+    store.remove(name, [branch[-1].id])
 
 
 def use_all(store: ConversationStore) -> list[str]:
