@@ -13,13 +13,17 @@ Works around:
        reads the end of input forever, and its output blocks the app.
     7. It takes Enter, typed before the start, for Ctrl+J.
     8. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
+    9. It suspends and resumes in signal handlers. One that interrupts a write waits forever for the
+       lock of the queue.
 Upstream: 1, 3, 4, 6 to 8: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
-    5: https://github.com/Textualize/textual/issues/1582. All of them with textual 8.2.8.
+    5: https://github.com/Textualize/textual/issues/1582. 9, in part:
+    https://github.com/Textualize/textual/issues/6298. All of them with textual 8.2.8.
 Remove when: these pass with `LinuxDriver` and `XTermParser`: in tests/reliability/,
-    test_fuzz_terminal.py (1 to 3) and test_faults.py (5); tests/tui/test_writing.py (4),
+    test_fuzz_terminal.py (1 to 3) and test_faults.py (5, 9); tests/tui/test_writing.py (4),
     tests/tui/test_long_chats.py (8) and tests/test_workarounds.py (6, 7).
 """
 
+import asyncio
 import os
 import re
 import selectors
@@ -92,6 +96,9 @@ class CountingFile:
         self.flushed = self._written
         self.on_flush()
 
+    def restart(self) -> None:
+        self._written = self.flushed = 0
+
 
 class SteadyDriver(LinuxDriver):
     """Textual's driver for Linux and Macs, without the faults above."""
@@ -104,6 +111,9 @@ class SteadyDriver(LinuxDriver):
         super().__init__(app, **options)
         self.output = CountingFile(cast(IO[str], self._file))
         self._file = cast(Any, self.output)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTSTP, self._sigtstp_application)
+        loop.add_signal_handler(signal.SIGCONT, self._sigcont_application)
 
     @property
     def is_behind(self) -> bool:
@@ -139,6 +149,12 @@ class SteadyDriver(LinuxDriver):
             self.run_input_thread()
         except Exception as error:  # noqa: BLE001 - ends the app, which reports it
             self._app.call_later(self._app._handle_exception, error)
+
+    def start_application_mode(self) -> None:
+        # The old writer thread never takes what was written after its end.
+        self._writes = 0
+        self.output.restart()
+        super().start_application_mode()
 
     def suspend_application_mode(self) -> None:
         super().suspend_application_mode()

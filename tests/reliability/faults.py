@@ -262,6 +262,11 @@ class Chat:
         self.terminal.type(prompt, "Enter")
         until(lambda: prompt in shown(self.terminal.screen()))
 
+    def shows_typed(self) -> bool:
+        """Type an x, which is lost if the chat continues just then; return whether it is shown."""
+        self.terminal.type("x")
+        return "│ x" in self.terminal.screen()
+
     def quit(self) -> str:
         """Press Ctrl+Q; return what the terminal shows afterwards."""
         self.terminal.type("C-q")
@@ -401,10 +406,14 @@ def _hurt(chat: Chat, kind: str) -> str:
     return terminal.wait_for(r"code=\d+", seconds=60)
 
 
-def _is_gone(process: int) -> bool:
+def state_of(process: int) -> str:
+    """Return a process's state as `ps` prints it: T is stopped, Z a zombie, "" no process."""
     command = ["ps", "-o", "stat=", "-p", str(process)]
-    state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return not state or state.startswith("Z")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _is_gone(process: int) -> bool:
+    return state_of(process)[:1] in ("", "Z")
 
 
 def _check_saved(home: Home, prompt: str, early: str, outcome: Outcome) -> None:

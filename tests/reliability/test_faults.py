@@ -3,6 +3,7 @@
 A few of the faults that `python -m tests.reliability` injects by the hundred; the rest is `slow`.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from akunu_py.models.store.model_store import StoredModel
 from tests.reliability import __main__ as all_faults
 from tests.reliability import faults
 from tests.reliability.faults import Home, Outcome, signalled
+from tests.support.command import until
 from tests.support.paths import ROOT
 from tests.support.slow import slow
 from tests.support.terminal import needs_tmux
@@ -72,20 +74,42 @@ def test_interrupt_in_the_first_import(name: str, silent: bool) -> None:
 
 @needs_tmux
 def test_stopped_chat_continues(home: Home, tmp_path: Path) -> None:
-    """It reads its terminal once, and gives it back as it was."""
+    """Stopped and continued at any moment, it reads its terminal, and gives it back as it was."""
+    draw = Random(1)
     with faults.terminals() as make:
         chat = faults.Chat(home.variables, make(), str(tiny_directory(tmp_path)))
         tasks = Path(f"/proc/{chat.process}/task")
         chat.terminal.wait_for("● ready", seconds=60)
         before = len([*tasks.iterdir()]) if tasks.exists() else 0
-        for _ in range(3):
-            faults.stop_and_go(chat.process, 0.1)
-            time.sleep(0.3)
+        faults.stop_and_go(chat.process, 0.1)
+        for _ in range(50):
+            os.kill(chat.process, signal.SIGCONT)
+            time.sleep(draw.random() / 100)
+        until(chat.shows_typed)
         if before:
             assert len([*tasks.iterdir()]) <= before
         screen = chat.quit()
     assert "code=0" in screen
     assert faults.RAW not in screen
+
+
+@needs_tmux
+def test_suspended_chat_continues(tmp_path: Path, shallow_directory: Path) -> None:
+    """While it answers, and first in the background, where it may not use the terminal."""
+    home = Home(tmp_path / "home", shallow_directory)
+    with faults.terminals() as make:
+        chat = faults.Chat(home.variables, make(), job="-m")
+        chat.terminal.wait_for("● ready", seconds=60)
+        chat.send("Tell me about walruses.")
+        process = chat.process
+        os.kill(process, signal.SIGTSTP)
+        chat.terminal.wait_for(r"code=\d+")
+        chat.terminal.type("bg", "Enter")
+        time.sleep(0.5)
+        until(lambda: faults.state_of(process).startswith("T"))
+        chat.terminal.type('fg; echo "ended=$?"', "Enter")
+        until(chat.shows_typed)
+        chat.terminal.type("C-q", shows="ended=0")
 
 
 @needs_tmux
