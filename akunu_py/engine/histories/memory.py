@@ -22,6 +22,7 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 @dataclass(slots=True)
 class _CachedHistory:
     history: TokenHistory
+    nbytes: int  # of the history, which takes long to count
     last_request: int  # number of the request that used it last
     prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history
 
@@ -42,7 +43,8 @@ class PromptCaches:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.histories())
+        spare = 0 if self.spare is None else self.spare.nbytes
+        return spare + sum(each.nbytes for each in self._cached)
 
     @property
     def last(self) -> TokenHistory | None:
@@ -79,7 +81,8 @@ class PromptCaches:
             for each in self._cached:
                 length = common_prefix(each.history.tokens, history.tokens)
                 prefixes[id(each.history)] = each.prefixes[id(history)] = length
-            self._cached.append(_CachedHistory(history, self._requests, prefixes))
+            entry = _CachedHistory(history, history.nbytes, self._requests, prefixes)
+            self._cached.append(entry)
 
     def _remove(self, entry: _CachedHistory) -> None:
         self._cached.remove(entry)
@@ -147,6 +150,8 @@ class PromptCaches:
         self.record_eviction(entry.history)
         if len(self._cached) > MAX_HISTORIES or not entry.history.shorten(nbytes):
             self._remove(entry)
+        else:
+            entry.nbytes = entry.history.nbytes
 
     def _reserved_by_others(self, history: TokenHistory | None) -> int:
         return sum(
@@ -162,7 +167,7 @@ class PromptCaches:
         unique = max(0, len(tokens) - max(shared, default=0))
         chance = 1.0 if entry.history.uses > 1 else self._prefix_stats.chance(tokens)
         chance /= 1 + self._requests - entry.last_request
-        return chance * unique / max(1, entry.history.nbytes)
+        return chance * unique / max(1, entry.nbytes)
 
 
 _PREFIX_LENGTH = 64  # tokens that identify a prefix
