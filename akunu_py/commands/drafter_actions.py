@@ -62,6 +62,8 @@ def train_drafter(args: argparse.Namespace) -> None:
     if not is_name(model.name):
         raise UsageError(f"{model.name} is not in the store; pull or import it, see akunu models")
     name, source = _drafter_of(model.name)
+    if not is_name(name):
+        raise UsageError(f"{name} is too long; pull or import the model with a shorter --name")
     if any(each.name == name and each.source != source for each in model_store.list_models()):
         raise UsageError(
             f"another model is installed as {name!r}, the name of the drafter; to train one, run "

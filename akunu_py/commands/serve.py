@@ -151,7 +151,7 @@ def _check_key(host: str, key: str, place: str) -> None:
 
     if not key and not is_loopback(host):
         raise UsageError(
-            f"other machines can reach {host}: set an API key ({place}), or leave out --host"
+            f"other machines can reach host {host!r}: set an API key ({place}), or leave out --host"
         )
 
 

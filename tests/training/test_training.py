@@ -191,6 +191,11 @@ def test_the_command_installs_a_drafter(
     assert run_here("models", "import", str(directory), "--name", "tiny-drafter").returncode == 0
     taken = run_here("drafter", "train", "tiny", "--time", "1s", "--tokens", "1")
     assert_one_line_error(taken, 2, "another model is installed as 'tiny-drafter'")
+    long = "t" * 96
+    assert run_here("models", "import", str(directory), "--name", long).returncode == 0
+    refused = run_here("drafter", "train", long, "--time", "1s", "--tokens", "1")
+    assert_one_line_error(refused, 2, "is too long")
+    assert model_store.remove(long) > 0
     home_of("tiny").mkdir(parents=True)
     assert run_here("drafter", "rm", "tiny", "--yes").returncode == 0
     assert model_store.remove("tiny-drafter") > 0
