@@ -247,6 +247,13 @@ class ChatApp(OrderedInputApp[None], PacedApp[None], ThemedApp[None]):
     def compose(self) -> ComposeResult:
         yield from self.view.compose()
 
+    def on_load(self) -> None:
+        # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
+        # would block forever; the default handler exits at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
+
     async def on_mount(self) -> None:
         themes.set_motion(self, reduced=self.settings.current.reduced_motion)
         self.view.prompt.focus()
@@ -260,11 +267,6 @@ class ChatApp(OrderedInputApp[None], PacedApp[None], ThemedApp[None]):
             self.view.prompt.put_back(self.view.prompt.prompt_of(text))
         if self._config.problems:
             await self.view.add_notice("\n".join(self._config.problems))
-        # A kill must restore the terminal. Not SIGHUP: the terminal is gone, and writing to it
-        # would block forever; the default handler exits at once.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     async def _open_initial_chat(self) -> None:
         await self.library.load_earlier_prompts()

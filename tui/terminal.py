@@ -6,6 +6,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def _query_terminal(terminal: int) -> bytes:
     if select.select([terminal], [], [], 0)[0]:
         return b""
     before, answer = termios.tcgetattr(terminal), b""
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
         os.write(terminal, _QUERY)
@@ -74,6 +76,7 @@ def _query_terminal(terminal: int) -> bytes:
             answer += os.read(terminal, 1024)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, handler)
     return answer
 
 

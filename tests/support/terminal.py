@@ -60,7 +60,14 @@ class Terminal:
 
     def shell(self) -> str:
         """The process id of the shell."""
-        command = [*self._tmux, "list-panes", "-F", "#{pane_pid}"]
+        return self._format("#{pane_pid}")
+
+    def device(self) -> str:
+        """The path of the terminal's device."""
+        return self._format("#{pane_tty}")
+
+    def _format(self, name: str) -> str:
+        command = [*self._tmux, "list-panes", "-F", name]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def write_and_quit(self) -> None:

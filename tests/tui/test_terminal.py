@@ -4,6 +4,10 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import termios
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,7 +95,28 @@ def test_an_answer_continues_while_the_editor_is_open(
 
 
 @needs_tmux
-def test_a_signal_while_loading_restores_the_terminal(terminal: Terminal, home: Path) -> None:
-    os.kill(start(terminal, home).process, signal.SIGTERM)
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3])
+def test_a_signal_at_the_start_restores_the_terminal(
+    seconds: float, terminal: Terminal, home: Path
+) -> None:
+    """From the moment when keys are no longer echoed."""
+    device = os.open(terminal.device(), os.O_RDWR | os.O_NOCTTY)
+
+    def find() -> str:
+        command = ["pgrep", "-P", terminal.shell(), "-f", "akunu_py"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def kill() -> None:
+        until(find)
+        until(lambda: not termios.tcgetattr(device)[3] & termios.ECHO)
+        time.sleep(seconds)
+        os.kill(int(find()), signal.SIGTERM)
+
+    with ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill)
+        start(terminal, home)
+        killed.result()
     screen = terminal.wait_for("code=[0-9]+\n")
-    assert ("code=0" in screen, RAW in screen, "Traceback" in screen) == (True, False, False)
+    os.close(device)
+    assert re.search("code=(0|143)\n", screen)
+    assert (RAW in screen, "Traceback" in screen) == (False, False)
