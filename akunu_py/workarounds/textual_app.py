@@ -38,7 +38,6 @@ from akunu_py.workarounds.textual_driver import SteadyDriver
 Result = TypeVar("Result")
 _GRACE_S = 0.03  # that the terminal has to take a frame, before the next one waits
 _ANSWER_TIMEOUT_S = 5.0  # for the answers to pings
-_PING = "\x1b[?2026$p"  # A terminal with synchronized output answers when it has come so far.
 _CHECK_S = 0.1  # A widget that is removed may drop its messages.
 
 
@@ -50,7 +49,6 @@ class PacedApp(App[Result]):
         self._timeout: asyncio.TimerHandle | None = None  # while updates are held back
         self._is_check_pending = False
         self._is_frame_lost = False
-        self._unanswered_pings = 0
         self._answers_pings = True
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
@@ -59,16 +57,14 @@ class PacedApp(App[Result]):
         if not isinstance(self._driver, SteadyDriver) or self._batch_count:
             return
         if self._sync_available and self._answers_pings:
-            self._unanswered_pings += 1
-            self._driver.write(_PING)
+            self._driver.ping()
         if not self._is_check_pending:
             self._is_check_pending = True
             asyncio.get_running_loop().call_later(_GRACE_S, self._wait_if_behind)
 
     @property
     def _is_behind(self) -> bool:
-        is_writing = isinstance(self._driver, SteadyDriver) and self._driver.is_behind
-        return is_writing or self._unanswered_pings > 0
+        return isinstance(self._driver, SteadyDriver) and self._driver.is_behind
 
     def _wait_if_behind(self) -> None:
         self._is_check_pending = False
@@ -89,13 +85,14 @@ class PacedApp(App[Result]):
         self, _message: TerminalSupportsSynchronizedOutput
     ) -> None:
         """Count the answer to a ping; the first answer is to Textual's own question."""
-        self._unanswered_pings = max(0, self._unanswered_pings - 1)
+        if isinstance(self._driver, SteadyDriver):
+            self._driver.unanswered_pings = max(0, self._driver.unanswered_pings - 1)
         self._resume()
 
     def _forget_pings(self) -> None:
-        """Send no more pings if one stays unanswered: an editor may have read the answer."""
-        if self._unanswered_pings:
-            self._unanswered_pings, self._answers_pings = 0, False
+        """Send no more pings if one stays unanswered."""
+        if isinstance(self._driver, SteadyDriver) and self._driver.unanswered_pings:
+            self._driver.unanswered_pings, self._answers_pings = 0, False
             self._resume()
 
     def _resume(self) -> None:

@@ -42,6 +42,7 @@ from akunu_py.text import typeable
 _ALT_ENTER, _ALT_ENTER_CODE = "\x1b\r", "\x1b[13;3u"
 # Answers to the query of the terminal's background. Late ones are not typed text.
 ANSWERS = re.compile(r"\x1b\]11;[^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[\?[0-9;]*c")
+_PING = "\x1b[?2026$p"  # A terminal with synchronized output answers when it has come so far.
 _PASTE_START, _PASTE_END = "\x1b[200~", "\x1b[201~"
 
 
@@ -105,6 +106,7 @@ class SteadyDriver(LinuxDriver):
 
     typed_ahead = b""  # input that was read before the start
     is_suspended = False
+    unanswered_pings = 0
     _writes = 0  # since the start
 
     def __init__(self, app: App[object], **options: Any) -> None:
@@ -118,7 +120,12 @@ class SteadyDriver(LinuxDriver):
     @property
     def is_behind(self) -> bool:
         """Whether the terminal has not yet taken all that was written."""
-        return self.output.flushed != self._writes
+        return self.output.flushed != self._writes or self.unanswered_pings > 0
+
+    def ping(self) -> None:
+        if not self.is_suspended:
+            self.unanswered_pings += 1
+            self.write(_PING)
 
     def write(self, data: str) -> None:
         self._writes += 1
@@ -159,6 +166,7 @@ class SteadyDriver(LinuxDriver):
     def suspend_application_mode(self) -> None:
         super().suspend_application_mode()
         self.is_suspended = True
+        self.unanswered_pings = 0  # an editor may read the answers
 
     def resume_application_mode(self) -> None:
         if not self.is_suspended:
