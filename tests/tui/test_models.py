@@ -25,6 +25,7 @@ from akunu_py.tui.screens.main import Welcome
 from akunu_py.tui.status import MessageLine
 from akunu_py.tui.workers.chat_client import ModelLoaded
 from akunu_py.tui.workers.downloads import Downloads, DownloadUpdate
+from tests.support.command import until
 from tests.support.tui_chat import Chat, Compare, chat, has_picture
 
 GB = 10**9
@@ -216,7 +217,7 @@ def test_progress_never_goes_backwards(pulled: Pulled) -> None:
     downloads = Downloads(note)
     pulled.proceed.set()
     downloads.start("x")
-    downloads.close(60)
+    until(lambda: not downloads.running)
     assert posted == sorted(posted)
     assert 0.9 <= posted[-1] <= 1
 
