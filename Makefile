@@ -85,7 +85,9 @@ pictures: $(VENV)/.installed ## draw the README's pictures from real answers
 
 wheel: $(VENV)/.installed-dev ## build the sdist and the wheel into dist/
 	@rm -rf build dist
-	$(BIN)/python -m build $(if $(shell command -v uv),--installer uv) --outdir dist .
+	@$(BIN)/python -m build $(if $(shell command -v uv),--installer uv) --outdir dist . >$(VENV).log 2>&1 || \
+	  { cat $(VENV).log; exit 1; }
+	@echo "Now: uv tool install dist/*.whl, or: pipx install dist/*.whl"
 
 # Before a release, or after a change of the dependencies in pyproject.toml; then: make test-all
 lock: ## pin the newest dependencies for clones and for the Homebrew formula (needs uv)

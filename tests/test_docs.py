@@ -118,6 +118,7 @@ def test_every_named_file_exists(page: Path) -> None:
 def test_a_page_begins_with_a_command(page: Path) -> None:
     title, _, first, second = page.read_text("utf-8").splitlines()[:4]
     assert title.startswith("# ")
+    assert first == "```" or first.startswith("    ")
     line = (second if first == "```" else first).strip()
     assert COMMAND.search(line) or re.match(r"akunu .*\[", line), line
 
