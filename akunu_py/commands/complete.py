@@ -23,9 +23,9 @@ from akunu_py.completion.completion_request import (
     CompleteOptions,
     CompletionRequest,
 )
+from akunu_py.engine.load import find_model, open_model
 from akunu_py.errors import UsageError
 from akunu_py.models.catalog.recommend import recommend
-from akunu_py.models.store import model_store
 from akunu_py.parser import add_flags, add_values, count, positive
 from akunu_py.paths import program_words
 from akunu_py.settings import load_settings
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         serve_jsonl(load, base, options, args.model or "")
         if not is_address(server):
             # Standard input may end before the model is loaded.
-            model_store.check(model_store.resolve(args.model))
+            find_model(requested, args.model)
     return 0
 
 
@@ -144,7 +144,7 @@ def load_completer(
         draft=args.draft,
         draft_tokens=args.draft_tokens,
     )
-    model = model_store.resolve(args.model) if server == "auto" else None
+    model = None if is_address(server) else find_model(requested, args.model)
     found = server_for(server, requested, model, loading_from(args))
     if found is not None:
         from akunu_py.serve.own.remote_loop import RemoteLoop
@@ -153,10 +153,8 @@ def load_completer(
         if not facts.supports_fim:
             _warn_without_fim(args, facts.name)
         return RemoteLoop(client, facts.model, options)
-    from akunu_py.engine.load import open_model
-
     keep = not args.no_answer_cache
-    engine, learned = open_model(args.model, loading_from(args), answer_cache=keep)
+    engine, learned = open_model(model, loading_from(args), answer_cache=keep)
     from akunu_py.completion.completer import Completer, with_small_caches
 
     if args.prompt_cache_memory is None and not load_settings().prompt_cache_memory:

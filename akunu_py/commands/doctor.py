@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from akunu_py import paths
 from akunu_py.commands.info import describe_blas, describe_memory, describe_server
+from akunu_py.engine.load import find_model
 from akunu_py.errors import AkunuError
 from akunu_py.files import read_bounded
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import free_space
 from akunu_py.parser import add_flags
 from akunu_py.serve.own.client import running_servers
-from akunu_py.settings import load_settings, settings_file
+from akunu_py.settings import load_settings, read_settings, settings_file
 from akunu_py.text import human_size, say, table
 from akunu_py.types import DEFAULT_MODEL
 from akunu_py.version import __version__, package_version
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    checks = [_program, _hardware, _disk, _models, _drafting, _servers, _editors]
+    checks = [_program, _hardware, _disk, _models, _settings, _drafting, _servers, _editors]
     if args.hub:
         checks.append(_hub)
     found = [finding for check in checks for finding in _run(check)]
@@ -131,10 +132,17 @@ def _problem_of(model: str) -> str:
     return ""
 
 
-def _drafting() -> Iterator[Finding]:
+def _settings() -> Iterator[Finding]:
     settings = load_settings()
+    for name in (settings.model, settings.completion_model, *settings.serve.models):
+        if name not in ("", DEFAULT_MODEL):
+            find_model(None, name)
     if settings_file().exists():
         yield Finding("settings", str(settings_file()))
+
+
+def _drafting() -> Iterator[Finding]:
+    settings, _ = read_settings()
     others = "n-grams, and the drafters and MTP heads of models that have them"
     if settings.draft_model:
         model_store.check(model_store.resolve(settings.draft_model))

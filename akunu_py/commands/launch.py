@@ -18,7 +18,7 @@ from typing import Any
 
 from akunu_py import paths
 from akunu_py.arguments import add_model
-from akunu_py.commands.serve import KEY_VARIABLE
+from akunu_py.commands.serve import KEY_VARIABLE, default_models
 from akunu_py.commands.servers import ServeProcess
 from akunu_py.errors import AkunuError, ServerGone, UsageError
 from akunu_py.files import write_atomically
@@ -26,7 +26,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
 from akunu_py.parser import add_flags, add_values, positive
 from akunu_py.serve.own.client import ServerClient
-from akunu_py.settings import DEFAULT_PORT, load_settings, serve_settings
+from akunu_py.settings import DEFAULT_PORT, serve_settings
 from akunu_py.text import for_output, print_warnings, say
 
 _NO_KEY = "none"  # clients require a key
@@ -285,8 +285,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = model_store.resolve(args.model).name if args.model else ""
     found = find_server(url, key, wanted)
     if not wanted:
-        first = (settings.models or [load_settings().model])[0]
-        wanted = found.model if found else model_store.resolve(first).name
+        wanted = found.model if found else default_models(settings)[0].name
     launch = _prepare(args, found or ModelEndpoint(url, wanted, key=key))
     if args.print:
         values = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]

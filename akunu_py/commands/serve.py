@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from akunu_py.arguments import add_drafting, add_hosts, add_loading, as_arguments, loading_from
+from akunu_py.engine.load import find_model
 from akunu_py.errors import HostLost, UsageError
 from akunu_py.interrupts import exit_without_teardown
 from akunu_py.models.store import model_store
@@ -161,14 +162,19 @@ def _url(host: str, port: int) -> str:
 
 def served_models(args: argparse.Namespace, settings: ServeSettings) -> list[StoredModel]:
     """Return the models to serve, without duplicates. Raises UsageError, UnknownModel."""
-    names = args.model or settings.models or [load_settings().model]
-    found = [model_store.check(model_store.resolve(name)) for name in names]
+    found = [find_model(name, "") for name in args.model or ()] or default_models(settings)
     models = {model.name: model for model in found}
     if len({model.path.resolve() for model in found}) > len(models):
         raise UsageError(f"two of the models have the same name: {', '.join(models)}")
     if len(models) > 1 and args.hosts:
         raise UsageError("--hosts serves one model; leave out the other --model options")
     return list(models.values())
+
+
+def default_models(settings: ServeSettings) -> list[StoredModel]:
+    """Return the models of the environment or settings.toml. Raises UnknownModel, DamagedModel."""
+    source = "AKUNU_MODEL" if os.environ.get("AKUNU_MODEL") else ""
+    return [find_model(None, name, source) for name in settings.models or [load_settings().model]]
 
 
 def _options(

@@ -8,20 +8,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from akunu_py.errors import DamagedModel, DoesNotFit, UnknownModel, UnsupportedModel, UsageError
+from akunu_py.errors import ModelError, UsageError
 from akunu_py.models.store import model_store
-from akunu_py.settings import Settings, load_settings
+from akunu_py.settings import Settings, load_settings, settings_file
 from akunu_py.text import parse_size, print_warnings, say
-from akunu_py.types import LoadOptions, WireMode
+from akunu_py.types import DEFAULT_MODEL, LoadOptions, WireMode
 
 if TYPE_CHECKING:
     from akunu_py.engine.drafters.learned_state import LearnedState
     from akunu_py.engine.engine import Engine
 
 
+def find_model(requested: str | None, default: str, source: str = "") -> model_store.StoredModel:
+    """Return the intact model `requested`, or `default` of `source` (the settings), for errors."""
+    try:
+        return model_store.check(model_store.resolve(requested or default))
+    except ModelError as error:
+        if requested or default == DEFAULT_MODEL:
+            raise
+        raise type(error)(f"{source or settings_file()}: {error}") from error
+
+
 def load_engine(model: str | None, options: LoadOptions) -> Engine:
     """Load a model by name or directory (None: the default). Prints memory warnings to stderr."""
-    engine = load_stored(model_store.resolve(model or load_settings().model), options)
+    engine = load_stored(find_model(model, load_settings().model), options)
     print_warnings(filter(None, [engine.plan.fit.note]))
     return engine
 
@@ -42,7 +52,7 @@ def open_model(
     """
     settings = settings or load_settings()
     if not isinstance(model, model_store.StoredModel):
-        model = model_store.resolve(model or settings.model)
+        model = find_model(model, settings.model)
     engine = load_stored(model, options, settings)
     if prints_note:
         print_warnings(filter(None, [engine.plan.fit.note]))
@@ -111,7 +121,7 @@ def _load_with_default_draft_model(load: Callable[..., Engine], path: Path, defa
     try:
         small = _draft_model(default) if default else None
         return load() if small is None or small[1] == path else load(draft_model=small)
-    except (UsageError, UnknownModel, DamagedModel, UnsupportedModel, DoesNotFit) as error:
+    except (UsageError, ModelError) as error:
         engine = load()
         fit = engine.plan.fit
         note = fit.note or f"the draft model {default} is not used: {error}"

@@ -6,7 +6,7 @@ import pytest
 
 from akunu_py.models.pull import pull
 from akunu_py.models.store.model_store import StoredModel
-from tests.support.command import run_here
+from tests.support.command import assert_one_line_error, run_here
 
 pytestmark = pytest.mark.usefixtures("own_directories")
 
@@ -54,6 +54,20 @@ def test_each_problem_is_reported_with_advice(home: Path) -> None:
     assert found["editor"][0] == "problem"
     assert "/gone/akunu: it does not exist" in found["editor"][1]
     assert found["python"][0] == "ok"
+
+
+def test_problems_of_the_settings_are_on_their_line(home: Path) -> None:
+    file = home / "config" / "akunu" / "settings.toml"
+    file.parent.mkdir(parents=True)
+    for text, word in (('model = "nosuch"', "models pull starter"), ('modle = "x"', "model?")):
+        file.write_text(text)
+        found = findings(code=1)
+        assert found["settings"][0] == "problem"
+        assert str(file) in found["settings"][1]
+        assert word in found["settings"][1]
+        assert found["drafting"][0] == "ok"
+    file.write_text('model = "nosuch"')
+    assert_one_line_error(run_here("run", "hi"), 1, f"{file}: no model called 'nosuch'")
 
 
 def test_an_empty_store_names_the_command_that_fills_it() -> None:
