@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["--debug"]:
         arguments = [*arguments[1:2], "--debug", *arguments[2:]]  # move it after the command
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL):
         arguments = ["chat", *arguments]
     if arguments[0] == "--version":  # with MLX and mlx-lm, which a bug report needs

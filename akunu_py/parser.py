@@ -49,17 +49,29 @@ class Parser(argparse.ArgumentParser):
             names = list(map(str, action.choices))
             hint = did_you_mean(str(value), names) or f"; known: {', '.join(names)}"
             if isinstance(action, argparse._SubParsersAction):
-                raise argparse.ArgumentError(None, f"unknown command {value!r}{hint}")
+                kind = str(action.metavar).strip("[]").lower()
+                raise argparse.ArgumentError(None, f"unknown {kind} {value!r}{hint}")
             raise argparse.ArgumentError(action, f"unknown value {value!r}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parser of all commands would name its own help."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            names = [str(each.metavar) for each in self._get_positional_actions()]
+            hint = "; put the prompt in quotes" if "PROMPT" in names else ""
+            if options := [word for word in unknown if word.startswith("-")]:
+                unknown = options[:1]  # the other words may be its value
+                names += self._option_string_actions
+                known = {each.strip("-").lower(): each for each in names}
+                hint = did_you_mean(unknown[0].partition("=")[0].strip("-"), known, known)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
+        for action in self._actions:
+            name = action.metavar or action.dest
+            if action.choices and message.endswith(f"are required: {name}"):
+                message = f"expected {name}: {', '.join(action.choices)}"
         self.exit(2, f"{on_one_line(f'{self.prog}: {message}')}; see: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from akunu_py.errors import UsageError
@@ -155,9 +155,9 @@ def first_problem(error: ValidationError, root: str = "") -> str:
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean ...?)" if one of the `known` names is close, otherwise ""."""
+def did_you_mean(name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+    """Return " (did you mean ...?)", as `shown`, if a `known` name is close, otherwise ""."""
     import difflib
 
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f" (did you mean {(shown or {}).get(close[0], close[0])!r}?)" if close else ""

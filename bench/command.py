@@ -32,7 +32,7 @@ ACTIONS = {  # name of the action: summary
 def with_action(words: list[str]) -> list[str]:
     """Return the words after `akunu bench`, with the default action if they name none."""
     first = next((word for word in words if word != "--debug"), "")
-    return words if first in (*ACTIONS, "-h", "--help") else ["speed", *words]
+    return ["speed", *words] if first[:1] in ("", "-") and first not in ("-h", "--help") else words
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def add_actions(parser: argparse.ArgumentParser, wanted: Iterable[str]) -> None:
     """Add all actions; only the `wanted` ones are imported and have their options."""
     parser.epilog = "Without an action: speed. Its options: akunu bench speed --help"
     actions = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=Parser
+        title="actions", dest="action", metavar="[ACTION]", required=True, parser_class=Parser
     )
     for name, summary in ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=f"{summary}.")

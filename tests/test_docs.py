@@ -102,7 +102,9 @@ def test_every_command_parses(page: Path, capsys: pytest.CaptureFixture[str]) ->
         if found := COMMAND.search(span):
             wrong = problem(found[1], found[2] or "", capsys)
             # `akunu models pull` and `akunu models import --quantize` name commands and options.
-            assert not wrong or re.search("are required|expected one argument", wrong), span
+            assert not wrong or re.search(r"are required|expected (one argument|\w+: )", wrong), (
+                span
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

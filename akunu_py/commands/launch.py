@@ -270,7 +270,8 @@ CLIENTS: dict[str, Callable[[ModelEndpoint], Launch]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("client", choices=[*CLIENTS], help="Agent to start")
+    about = f"Agent to start: {', '.join(CLIENTS)}"
+    parser.add_argument("client", metavar="AGENT", choices=[*CLIENTS], help=about)
     add_model(parser, "that of the running server, or as in the settings")
     port = f"Port of the server (default: as for akunu serve, or {DEFAULT_PORT})"
     add_values(parser, ("--port", "N", positive, None, port))

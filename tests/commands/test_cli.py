@@ -63,6 +63,12 @@ def test_version_names_the_libraries() -> None:
 
 MISTAKES = {
     "serve --nope": ["akunu serve: unrecognized arguments: --nope; see: akunu serve --help"],
+    "run --max-token 5 hi": [": --max-token (did you mean '--max-tokens'?)"],
+    "--modle=x": ["akunu chat: unrecognized arguments: --modle=x (did you mean 'MODEL'?)"],
+    "run hi there": ["unrecognized arguments: there; put the prompt in quotes"],
+    "models": ["akunu models: expected COMMAND: list, pull"],
+    "launch": ["akunu launch: expected AGENT: codex, "],
+    "bench fast": ["akunu bench: unknown action 'fast'; known: speed, replay"],
     "bench replay --nope": ["; see: akunu bench replay --help"],
     "launch codex fix it": ["akunu launch: unrecognized arguments: fix it"],
     "models pull": ["; see: akunu models pull --help"],
@@ -95,6 +101,11 @@ MISTAKES = {
 def test_wrong_usage_is_one_line_with_exit_code_2(words: str, starter: StoredModel) -> None:
     assert_one_line_error(run_here(*words.split()), 2, *MISTAKES[words])
     assert starter.path.exists()
+
+
+def test_help_is_a_command() -> None:
+    assert printed("help") == printed("--help")
+    assert "akunu bench [OPTIONS] [ACTION] ..." in printed("help", "bench")
 
 
 def test_a_prompt_without_text_is_refused() -> None:
