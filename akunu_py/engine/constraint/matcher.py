@@ -46,6 +46,7 @@ COMPILE_SECONDS = 5.0
 _FORCED_SPECIAL = re.compile(rb"\xff\[([0-9]+)\]")
 _ESCAPE_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _OPEN_ESCAPE = re.compile(r"(?:[^\\]|\\.)*\\", re.DOTALL)
+_REGEX_REPORT = re.compile(r"regex parse error:\n {4}(.*)\n {4}( *)\^.*\nerror: (.*)")
 _NAMES = {
     "json_schema": "the JSON schema",
     "json": "JSON",
@@ -200,8 +201,18 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
     if isinstance(failure := future.exception(), UsageError):
         raise failure
     if failure is not None:
-        raise UsageError(f"{name} cannot be used: {on_one_line(str(failure))}") from failure
+        reason = _reason(constraint, str(failure))
+        raise UsageError(f"{name} cannot be used: {reason}") from failure
     return future.result().deep_copy()
+
+
+def _reason(constraint: Constraint, failure: str) -> str:
+    """Return the reason for a failure; shortens the report on a regular expression."""
+    found = _REGEX_REPORT.search(failure) if constraint.kind == "regex" else None
+    if found is None:
+        return on_one_line(failure)
+    # Our escapes move the place.
+    return found[3] + f" at character {len(found[2]) + 1}" * (found[1] == constraint.text)
 
 
 def compile_ahead(codec: TokenCodec, constraint: Constraint) -> list[Future[LLMatcher]]:

@@ -180,7 +180,7 @@ REFUSED = {
         ),
         "cannot be used at #/$defs/c/items: no value can fit it",
     ),
-    "expression": (Constraint("regex", "a(b"), "unclosed group"),
+    "expression": (Constraint("regex", "a(b"), "used: unclosed group at character 2"),
     "nothing": (Constraint("regex", r"[^\s\S]"), "cannot be used"),
     "escape": (Constraint("regex", "a\\"), "inside an escape"),
     "too large": (Constraint("regex", "a" * (MAX_CONSTRAINT + 1)), "at most"),
