@@ -176,17 +176,17 @@ def summary(generation: Request, draft: str) -> str:
     """Return one line of statistics, with the reason if the answer was cut off."""
     stats = generation.stats
     parts = [
-        f"{stats.generated_tokens} tokens",
-        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"{stats.generated_tokens} token{'s' * (stats.generated_tokens != 1)}",
         f"first after {stats.prefill_s:.2f} s",
         f"{stats.prompt_tokens} prompt tokens"
         + (f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""),
     ]
-    if draft != "off":
-        parts[2:2] = [
-            f"{stats.tokens_per_pass:.2f} tokens/pass",
-            f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted",
-        ]
+    if draft != "off" and stats.drafted:
+        parts[1:1] = [f"{stats.acceptance_rate:.0%} of {stats.drafted} draft tokens accepted"]
+    if draft != "off" and stats.target_passes:
+        parts[1:1] = [f"{stats.tokens_per_pass:.2f} tokens/pass"]
+    if stats.decoded_tokens:
+        parts[1:1] = [f"{stats.tokens_per_s:.1f} tokens/s"]
     if ending := _ENDINGS.get(generation.finish_reason):
         parts.append(ending)
     return " · ".join(parts)

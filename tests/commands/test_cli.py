@@ -233,7 +233,7 @@ def test_an_interrupt_ends_with_the_text_so_far() -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out.endswith(b"\n")
-    assert b"tokens/s" in err
+    assert b"first after" in err
     assert b"interrupted" in err
     assert b"Traceback" not in err
 
@@ -296,6 +296,11 @@ def test_answers_follow_their_constraint(
     words = [word.replace("FILE", str(file)) for word in options]
     answer = json.loads(printed("run", "Which?", "--model", model, *words, "--format", "json"))
     assert (answer["finish_reason"], answer["text"] in texts) == ("stop", True), answer
+
+
+def test_one_token_has_no_rates(model: str) -> None:
+    done = run_here("run", "Which?", "--model", model, "--choice", "yes")
+    assert done.stderr.startswith("[1 token · first after ")
 
 
 def test_an_incomplete_answer_is_printed_with_a_warning(model: str) -> None:
