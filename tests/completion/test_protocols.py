@@ -342,6 +342,12 @@ def test_options_of_the_filter_alone_are_refused(options: list[str]) -> None:
     assert_one_line_error(refused, 2, "requires --filter")
 
 
+def test_the_filter_names_the_option_of_an_unreadable_file(tiny: Path) -> None:
+    options = ["--filter", "--offset", "0", "--file", "nofile", "--model", str(tiny)]
+    done = run_here("complete", *options)
+    assert_one_line_error(done, 2, "--file: cannot read nofile: No such file or directory")
+
+
 def test_the_filter_refuses_in_one_line_and_the_setting_allows(tiny: Path, settings: Path) -> None:
     options = ["--filter", "--offset", "4", "--path", "/app/.env", "--model", str(tiny)]
     done = run_here("complete", *options, stdin="KEY=")

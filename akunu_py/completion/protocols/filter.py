@@ -18,7 +18,7 @@ from akunu_py.completion.completion_queue import (
 )
 from akunu_py.completion.completion_request import CompletionRequest, SourceFile
 from akunu_py.errors import INTERRUPTED, UsageError
-from akunu_py.files import read_bounded
+from akunu_py.files import disk_errors, read_bounded
 
 MAX_FILE = 64 << 20  # bytes, as of a line of `jsonl`
 
@@ -48,10 +48,7 @@ def run_filter(
                 )
         text = _decode(raw, "the buffer", "; convert it first")
         at = find_cursor(text, cursor, offset)
-        read = tuple(
-            SourceFile(str(file), _decode(read_bounded(file, MAX_FILE), f"--file {file}"))
-            for file in files
-        )
+        read = tuple(_source_file(file) for file in files)
         queue = CompletionQueue(load, QueueOptions(exclude=tuple(exclude)))
         queue.start()
         try:
@@ -63,6 +60,12 @@ def run_filter(
     finally:
         sys.stdout.buffer.write(output)
         sys.stdout.buffer.flush()
+
+
+def _source_file(path: Path) -> SourceFile:
+    with disk_errors(f"--file: cannot read {path}", UsageError):
+        data = read_bounded(path, MAX_FILE)
+    return SourceFile(str(path), _decode(data, f"--file {path}"))
 
 
 def find_cursor(text: str, cursor: str | None, offset: str | None) -> int:
