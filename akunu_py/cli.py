@@ -100,7 +100,8 @@ def _run(arguments: list[str]) -> int:
     try:
         args = _parser(arguments[0], actions=ours[1:]).parse_args(ours)
         args.rest, args.whole_parser = rest, partial(_parser, *_COMMANDS)
-        args.command_line = shlex.join(["akunu", *arguments])
+        args.typed = shlex.join(arguments)
+        args.command_line = f"akunu {args.typed}"
         code: int = args.run(args)
     except SystemExit as end:  # argparse's, after --help or wrong usage
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -21,6 +21,7 @@ from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import directory_size, is_name, lock_model, store_errors
 from akunu_py.models.store.names import NameEntry, read_names, set_drafter
 from akunu_py.parser import add_actions, add_flags, add_values, positive
+from akunu_py.paths import shell_command
 from akunu_py.settings import load_settings
 from akunu_py.text import confirm, human_duration, human_size, say, table
 from akunu_py.types import Message
@@ -81,7 +82,7 @@ def train_drafter(args: argparse.Namespace) -> None:
         try:
             trainer = training.run(args.tokens, _DISK_BYTES, settings.temperature, prompts)
         except KeyboardInterrupt:
-            say(f"stopped; to continue, run: {args.command_line}", error=True)
+            say(f"stopped; to continue, run: {shell_command()} {args.typed}", error=True)
             raise
         _install(model, trainer)
 

@@ -21,6 +21,7 @@ from akunu_py.models.store.hub_cache import parse_reference
 from akunu_py.models.store.progress import Progress, ProgressMeter
 from akunu_py.models.store.scan import REMOVAL
 from akunu_py.parser import add_actions, add_flags, add_format, add_values
+from akunu_py.paths import shell_command
 from akunu_py.text import confirm, human_size, on_one_line, parse_size, say, table
 
 _INTERVAL_S, _LIVE_S = 10.0, 0.1  # between two lines of progress, and on a terminal
@@ -119,7 +120,7 @@ def pull_model(args: argparse.Namespace) -> None:
         if args.hosts:
             pull_on_hosts(hosts, model)
     except KeyboardInterrupt:
-        say(f"stopped; to resume, run: {args.command_line}", error=True)
+        say(f"stopped; to resume, run: {shell_command()} {args.typed}", error=True)
         raise
 
 

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from akunu_py.cli import main
 from akunu_py.commands.models import progress_display
 from akunu_py.models.store.progress import Progress
+from akunu_py.paths import shell_command
 from tests.support.command import AKUNU, printed, run_here, until
 from tests.support.hub_home import WEIGHTS
 from tests.support.hub_home import server as server  # a fixture
@@ -78,7 +79,9 @@ def test_ctrl_c_and_a_kill_leave_something_to_go_on_from(
             process.send_signal(number)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == code
-        assert (f"to resume, run: akunu {' '.join(pull)}\n" in stderr) == (number == signal.SIGINT)
+        assert (f"to resume, run: {shell_command()} {' '.join(pull)}\n" in stderr) == (
+            number == signal.SIGINT
+        )
     assert f"to resume, run: akunu {' '.join(pull)}\n" in printed("models", "list")
     server.requests.clear()
     printed(*pull)
