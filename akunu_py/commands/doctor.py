@@ -106,7 +106,7 @@ def _disk() -> Iterator[Finding]:
         existing, free = free_space(directory)
         problem = "delete models with akunu models rm" if free < _MIN_DISK else ""
         if not os.access(existing, os.W_OK):
-            problem = f"no permission to write in {existing}"
+            problem = f"no permission to write in {existing}; give yourself write access"
         yield Finding("disk", f"{human_size(free)} free for {name} in {directory}", problem)
 
 

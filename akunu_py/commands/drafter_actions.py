@@ -188,7 +188,7 @@ def remove(args: argparse.Namespace) -> None:
     if not args.yes and not confirm(f"Remove the drafter of {args.model}?", command):
         print("not removed")
         return
-    with lock_model(args.model, training=True), store_errors(f"cannot remove {home}"):
+    with lock_model(args.model, training=True), store_errors(f"cannot remove {home}", ""):
         freed = directory_size(home)
         if read_names().get(name, NameEntry()).source == source:
             freed += model_store.remove(name)

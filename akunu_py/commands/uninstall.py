@@ -88,7 +88,7 @@ def _delete(directories: dict[Path, str], *, confirmed: bool) -> None:
     except StoreError:
         on_hub = False
     for directory in directories:
-        with store_errors(f"cannot delete {directory}"):
+        with store_errors(f"cannot delete {directory}", ""):
             if directory.is_symlink():
                 raise StoreError(f"{directory} is a link; delete it and the directory behind it")
             shutil.rmtree(directory)

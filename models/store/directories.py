@@ -41,7 +41,7 @@ def lock_model(
     doing = "training a drafter of" if training else "changing"
     with ExitStack() as stack:
         while True:
-            with store_errors(f"cannot lock model {name!r}"):
+            with store_errors(f"cannot lock model {name!r}", "XDG_DATA_HOME" if waiting else ""):
                 try:
                     stack.enter_context(locked(path, wait=False))
                     break
@@ -125,14 +125,14 @@ def check_space(directory: Path, need_bytes: int, env_variable: str = "XDG_DATA_
 def _space_hint(env_variable: str) -> str:
     """Return what to do about a full disk. In another data directory, no model is installed."""
     elsewhere = f", or set {env_variable} to a directory on another disk"
-    return "free some space" + elsewhere * (env_variable != "XDG_DATA_HOME")
+    return "free some space" + elsewhere * (env_variable not in ("", "XDG_DATA_HOME"))
 
 
 @contextmanager
 def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[None]:
     """Turn OSError into a StoreError of one line that begins with `doing`.
 
-    env_variable: the environment variable that moves the written files to another directory.
+    env_variable: moves the written files to another directory; "" for removals.
     """
     try:
         yield
@@ -143,7 +143,9 @@ def store_errors(doing: str, env_variable: str = "XDG_DATA_HOME") -> Iterator[No
         elif error.errno == errno.ELOOP:
             hint = "expected a file, found a link; check where it leads, and delete it"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = f"give yourself write access, or set {env_variable} to a directory of your own"
+            elsewhere = f", or set {env_variable} to a directory of your own"
+            hint = f"give yourself write access{elsewhere if env_variable else ''}"
         else:
-            hint = f"run `akunu info` to see the store's directory; {env_variable} moves it"
+            moves = f"; {env_variable} moves it" if env_variable else ""
+            hint = f"run `akunu info` to see the store's directory{moves}"
         raise StoreError(f"{doing}: {error.strerror or error}{where}; {hint}") from error

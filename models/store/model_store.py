@@ -95,7 +95,7 @@ def remove(name: str) -> int:
     migrate()
     if not is_name(name) or _find(name) is None:
         raise _unknown_error(name)
-    with store_errors(f"cannot remove {name}"), lock_model(name):
+    with store_errors(f"cannot remove {name}", ""), lock_model(name):
         freed = remove_directory(name)
         remove_entry(name)
     return freed

@@ -70,6 +70,11 @@ def test_problems_of_the_settings_are_on_their_line(home: Path) -> None:
     assert_one_line_error(run_here("run", "hi"), 1, f"{file}: no model called 'nosuch'")
 
 
+def test_a_directory_without_write_access_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert findings(code=1)["disk"][1].endswith("; give yourself write access")
+
+
 def test_an_empty_store_names_the_command_that_fills_it() -> None:
     assert findings(code=1)["models"] == (
         "problem",

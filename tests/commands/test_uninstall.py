@@ -1,9 +1,11 @@
 """`akunu uninstall` lists our data, and deletes it after a confirmation."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import constants
@@ -78,6 +80,15 @@ def test_a_link_is_left_to_the_user(home: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is a link" in done.stderr
     assert (home / "moved" / "some" / "file").exists()
+
+
+def test_a_failed_deletion_does_not_advise_another_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+    monkeypatch.setattr(uninstall, "shutil", Mock(rmtree=refuse))
+    done = run_here("uninstall", "--data", "--yes")
+    assert done.stderr.endswith("Permission denied; give yourself write access\n")
 
 
 @pytest.mark.parametrize(("prefix", "command"), [

@@ -1,16 +1,18 @@
 """The store: names, finding, checking, removing; broken entries do not affect others."""
 
+import errno
 import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from akunu_py import paths
 from akunu_py.cli import main
 from akunu_py.errors import DamagedModel, StoreError, UnknownModel
-from akunu_py.models.store import model_store, names
+from akunu_py.models.store import directories, model_store, names
 from akunu_py.models.store.directories import lock_model
 from akunu_py.models.store.local_import import install
 from akunu_py.models.store.names import NameEntry
@@ -70,6 +72,15 @@ def test_a_wrong_table_is_one_damaged_model(root: Path, table: str) -> None:
     model_store.remove("bad")
     assert "# a comment" in file.read_text()
     assert model_store.list_models() == [good]
+
+
+def test_a_failed_removal_does_not_advise_another_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add("a")
+    monkeypatch.setattr(directories, "locked", Mock(side_effect=OSError(errno.EROFS, "Read-only")))
+    with pytest.raises(StoreError, match=r"give yourself write access$"):
+        model_store.remove("a")
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"a = 1\na = 2", b"[" * 100_000])

@@ -91,7 +91,7 @@ class ServiceManager:
         if not self.is_installed:
             return False
         _run(*self.stop, may_fail=True)
-        with store_errors(f"cannot remove {self.file}"):
+        with store_errors(f"cannot remove {self.file}", ""):
             self.file.unlink(missing_ok=True)
         return True
 
