@@ -87,7 +87,7 @@ class DatabaseFile:
             self._lock = _open_lock(path)
         except OSError as error:
             raise ConversationError(
-                f"cannot store conversations in {path}: {error.strerror}; {_ACCESS_HINT}"
+                f"cannot open the conversations in {path}: {error.strerror}; {_ACCESS_HINT}"
             ) from error
         try:
             self.database = self._open()

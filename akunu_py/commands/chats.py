@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -91,10 +92,11 @@ def import_chats(store: ConversationStore, args: argparse.Namespace) -> None:
 
 
 def remove(store: ConversationStore, args: argparse.Namespace) -> None:
+    command = shlex.join(["akunu", "chats", "rm", *args.id, "--yes"])
     for info in dict.fromkeys([store.resolve(name) for name in args.id]):
         title = collapse(info.title)
         question = f"Delete {title!r} permanently?"
-        if not args.yes and not confirm(question, "akunu chats rm ID --yes"):
+        if not args.yes and not confirm(question, command):
             say("not deleted")
             continue
         store.erase(info.id)

@@ -96,7 +96,7 @@ def test_errors(arguments: list[str], code: int, error: str) -> None:
 def test_rm_needs_a_confirmation(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["chats", "rm", "queue"]) == 2
-    assert "akunu chats rm ID --yes" in capsys.readouterr().err
+    assert "akunu chats rm queue --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for reply, left in (("n", ["escape", "queue"]), ("y", ["escape"])):
         monkeypatch.setattr("builtins.input", lambda question, reply=reply: reply)
