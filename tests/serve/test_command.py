@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_served_model(tmp_path_factory.mktemp("serve") / "model", context=LONG_CONTEXT)
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    errors = model.parent / "errors"
-    words = ("--model", str(model), "--port", "0", "--no-answer-cache", "--grace", "1")
+@contextmanager
+def started(model: Path, grace: str) -> Iterator[Server]:
+    errors = model.parent / f"errors-{grace}"
+    words = ("--model", str(model), "--port", "0", "--no-answer-cache", "--grace", grace)
     with errors.open("wb") as file:
         process = subprocess.Popen(
             [*AKUNU, "serve", *words], stderr=file, env=os.environ | {"AKUNU_API_KEY": "sesame"}
@@ -77,6 +78,12 @@ def server(model: Path) -> Iterator[Server]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with started(model, "1") as server:
+        yield server
 
 
 def test_info_lists_the_running_server(server: Server) -> None:
@@ -112,6 +119,26 @@ def test_signal_stops_server_after_running_answer(server: Server) -> None:
     assert b"service_unavailable_error" in long.getresponse().read()
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.printed()
+
+
+@pytest.mark.e2e
+def test_a_second_interrupt_ends_the_running_answers(model: Path) -> None:
+    """The first one prints how long the server waits."""
+    body = {"messages": TURNS, "ignore_eos": True, "max_tokens": 100_000}
+    with started(model, "60") as server:
+        stream = server.connect(CHAT, body | {"stream": True}).getresponse()
+        whole = server.connect(CHAT, body)
+        until(lambda: "akunu_requests_running 2" in server.metrics())
+        server.process.send_signal(signal.SIGINT)
+        line = "waiting up to 60 s for 2 answers; Ctrl-C again ends them\n"
+        until(lambda: server.printed().endswith(line))
+        server.process.send_signal(signal.SIGINT)
+        assert b"service_unavailable_error" in stream.read()
+        reply = whole.getresponse()
+        error = json.loads(reply.read())["error"]["message"]
+        assert (reply.status, error) == (503, "the server is stopping")
+        assert server.process.wait(30) == 0
+        assert server.printed().count("the server is stopping") == 2
 
 
 @pytest.mark.usefixtures("own_directories")

@@ -261,6 +261,32 @@ async def test_failure_before_first_frame_has_its_own_status(
     assert ("this is a bug: ZeroDivisionError" in printed) == (status == 500)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_a_cancelled_request_ends_with_the_error_of_its_dialect(
+    tiny: Served, name: str, stream: bool
+) -> None:
+    """As at the second signal, in the stream if it began."""
+    done, begun = list[RequestRecord](), asyncio.Event()
+
+    async def run(job: Job) -> AsyncGenerator[Event]:
+        yield BEGUN
+        yield TextDelta("x")
+        begun.set()
+        await asyncio.Event().wait()
+
+    app = scripted_app(run, tiny, 60, RequestRecords(done.append))
+    body = BODIES[name] | ({"stream": stream} if DIALECTS[name].streams else {})
+    task = asyncio.create_task(fetch(app, DIALECTS[name].path, body))
+    await begun.wait()
+    task.cancel()
+    reply, [record] = await task, done
+    last = json.dumps(reply.values()[-1])
+    assert (reply.ended, "error" in last, "the server is stopping" in last) == (True, True, True)
+    assert record.status == reply.status
+    assert "the server is stopping" in record.line()
+
+
 class ScriptedHost(ModelHost):
     """Delivers all events before the reader takes the first."""
 

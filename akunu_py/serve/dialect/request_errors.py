@@ -1,5 +1,7 @@
 """Errors of requests, before a dialect encodes them."""
 
+import asyncio
+
 from akunu_py import crashes
 from akunu_py.errors import AkunuError, PromptTooLong, UnknownModel, UnsupportedModel, UsageError
 
@@ -30,10 +32,12 @@ class ServerStopping(RequestError):
         super().__init__("the server is stopping", 503)
 
 
-def request_error(error: Exception) -> RequestError:
+def request_error(error: BaseException) -> RequestError:
     """Return the error for clients; details of an unexpected one go to a crash report only."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, asyncio.CancelledError):  # only the end of the server cancels requests
+        return ServerStopping()
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"
         return RequestError(message, code="context_length_exceeded")
@@ -47,6 +51,6 @@ def request_error(error: Exception) -> RequestError:
     return RequestError("internal error; see the server's terminal for details", 500)
 
 
-def gpu_is_lost(error: Exception) -> bool:
+def gpu_is_lost(error: BaseException) -> bool:
     """Return True if macOS ignores all further GPU work of this process."""
     return any(_IGNORED in str(each) for each in (error, error.__cause__))

@@ -1,5 +1,6 @@
 """The ASGI application: routes and errors of all dialects, and the page at `/`."""
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -255,7 +256,7 @@ class _Post:
                     record.status = await handler.reply(prepared, run, record.add)
             except ClientDisconnect:
                 raise
-            except Exception as error:  # noqa: BLE001 - the client gets every error
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - sent to the client
                 failure = request_error(error)
                 record.error = failure.message
                 body = self._dialect.error(failure, scope["request_id"])

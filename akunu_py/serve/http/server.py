@@ -121,7 +121,7 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
         ready = f"akunu serves {names} at {url} (Ctrl-C to stop)"
         running = options.running
         with announce(running) if running else contextlib.nullcontext():
-            _Server(config, ready, lambda: pool.close(options.grace_s)).run([listening])
+            _Server(config, ready, pool, records, options.grace_s).run([listening])
     except KeyboardInterrupt:  # during the load, which nothing can interrupt
         exit_without_teardown(INTERRUPTED)
     finally:
@@ -133,23 +133,43 @@ def serve(pool: ModelPool, listening: socket.socket, options: ServeOptions, url:
 class _Server(uvicorn.Server):
     """A uvicorn server that does not raise the signal again after shutdown."""
 
-    def __init__(self, config: uvicorn.Config, ready: str, finish: Callable[[], object]) -> None:
-        """ready: printed once the server accepts connections. finish: called on shutdown."""
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: str,  # printed once the server accepts connections
+        pool: ModelPool,  # closed on shutdown
+        records: RequestRecords,
+        grace_s: float,
+    ) -> None:
         super().__init__(config)
-        self._ready, self._finish = ready, finish
+        self._ready, self._pool, self._records, self._grace_s = ready, pool, records, grace_s
         self._finishing: asyncio.Future[object] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         say(self._ready, error=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        count = self._records.running + self._records.waiting
+        if count and self._grace_s and not self.force_exit:
+            answers = "1 answer" if count == 1 else f"{count} answers"
+            wait = f"waiting up to {self._grace_s:g} s for {answers}"
+            say(f"{wait}; Ctrl-C again ends {'it' if count == 1 else 'them'}", error=True)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Shut down after the running requests; at the second signal, at once."""
+        """Shut down after the running requests; at the second signal, cancel them."""
+        loop = asyncio.get_running_loop()
         if self.should_exit:
             self.force_exit = True
+            loop.call_soon_threadsafe(self._cancel)
             return
         self.should_exit = True
-        self._finishing = asyncio.get_running_loop().run_in_executor(None, self._finish)
+        self._finishing = loop.run_in_executor(None, self._pool.close, self._grace_s)
+
+    def _cancel(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
 
 
 def _printer(options: ServeOptions) -> Callable[[RequestRecord], None]:
