@@ -55,6 +55,10 @@ class ServerGone(AkunuError):
     """A running server does not respond any more."""
 
 
+class NotAkunu(AkunuError):
+    """Another program answers at the address of a server."""
+
+
 class ModelError(AkunuError):
     """A model cannot be used."""
 

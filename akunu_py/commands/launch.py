@@ -20,7 +20,7 @@ from akunu_py import paths
 from akunu_py.arguments import add_model
 from akunu_py.commands.serve import KEY_VARIABLE, default_models
 from akunu_py.commands.servers import ServeProcess
-from akunu_py.errors import AkunuError, ServerGone, UsageError
+from akunu_py.errors import AkunuError, NotAkunu, ServerGone, UsageError
 from akunu_py.files import write_atomically
 from akunu_py.models.store import model_store
 from akunu_py.models.store.directories import store_errors
@@ -39,6 +39,16 @@ FIRST_PROMPTS = {
     "claude": 12_500, "codex": 4_900, "opencode": 7_600, "pi": 1_500,
     "qwen": 14_000, "gptme": 9_600, "continue": 1_900,
 }  # fmt: skip
+_INSTALL = {
+    "codex": "npm install -g @openai/codex",
+    "opencode": "npm install -g opencode-ai",
+    "aider": "uv tool install --python 3.12 aider-chat",
+    "claude": "npm install -g @anthropic-ai/claude-code",
+    "pi": "npm install -g @earendil-works/pi-coding-agent",
+    "qwen": "npm install -g @qwen-code/qwen-code",
+    "gptme": "pipx install gptme",
+    "continue": "npm install -g @continuedev/cli",
+}
 # Codex requires instructions with the metadata of a model.
 _CODEX_INSTRUCTIONS = """\
 You are a coding agent in the user's terminal. Work on the user's task until it is done.
@@ -298,7 +308,7 @@ def run(args: argparse.Namespace) -> int:
         )
     name = launch.command[0]
     if shutil.which(name) is None:
-        raise UsageError(f"{name} is not installed; install it and try again")
+        raise UsageError(f"{name} is not installed; to install it, run: {_INSTALL[args.client]}")
     with contextlib.nullcontext(found) if found else temporary_server(args, url, key) as served:
         warnings = []
         if 0 < served.context < (prompt := FIRST_PROMPTS.get(args.client, 0)):
@@ -339,10 +349,12 @@ def find_server(url: str, key: str, name: str = "") -> ModelEndpoint | None:
         return ModelEndpoint(url, str(model["id"]), int(model["context_length"]), key)
     except ServerGone:
         return None
+    except (NotAkunu, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the program at {url} is not an akunu server; use another port: --port N"
+        ) from error
     except AkunuError as error:
         raise UsageError(str(error)) from error
-    except (LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"the server at {url} is not akunu; use another --port") from error
 
 
 @contextlib.contextmanager

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp
 
 from akunu_py import paths
 from akunu_py.commands.launch import CLIENTS, ModelEndpoint
 from akunu_py.serve.http.guard import AccessRules
-from tests.support.command import run_here
+from tests.support.command import assert_one_line_error, run_here
 from tests.support.serving import at_a_socket, served, write_served_model
 
 OURS = (
@@ -92,9 +94,20 @@ def test_a_missing_key_or_program_is_an_error(
     assert (no_key.returncode, "AKUNU_API_KEY" in no_key.stderr) == (2, True)
     monkeypatch.setenv("AKUNU_API_KEY", "secret")
     monkeypatch.setenv("PATH", str(client_call.parent))
-    no_program = run_here(*options)
-    assert (no_program.returncode, "codex is not installed" in no_program.stderr) == (2, True)
+    for client in CLIENTS:
+        no_program = run_here("launch", client, *options[2:])
+        assert_one_line_error(no_program, 2, "is not installed; to install it, run: ")
+    assert "npm install -g @continuedev/cli" in no_program.stderr
     assert not client_call.exists()
+
+
+def test_another_program_at_the_port_is_an_error() -> None:
+    programs: list[ASGIApp] = [JSONResponse({"data": []}), PlainTextResponse("no such page", 404)]
+    for each in programs:
+        with at_a_socket(each) as url:
+            done = run_here("launch", "aider", "--port", url.rpartition(":")[2])
+        words = f"the program at {url} is not an akunu server; use another port: --port N"
+        assert_one_line_error(done, 2, words)
 
 
 def _free() -> int:

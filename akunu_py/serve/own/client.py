@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from akunu_py import paths
 from akunu_py.completion.completion_request import CompletionReason
 from akunu_py.engine.events import LoadedModelFacts
-from akunu_py.errors import AkunuError, ServerGone, UsageError
+from akunu_py.errors import AkunuError, NotAkunu, ServerGone, UsageError
 from akunu_py.files import read_json, remove_unfinished, write_atomically
 from akunu_py.types import LoadOptions
 from akunu_py.version import __version__
@@ -238,7 +238,7 @@ class ServerClient:
         except (OSError, http.client.HTTPException) as error:
             raise self.unreachable(error) from error
         except ValueError as error:
-            raise AkunuError(f"the server at {self.url} is not akunu") from error
+            raise NotAkunu(f"the program at {self.url} is not an akunu server") from error
 
     def _status_error(self, status: int, data: bytes) -> AkunuError:
         if status == 401:
@@ -246,8 +246,8 @@ class ServerClient:
         try:
             return self.reported_error(json.loads(data)["error"])
         except (KeyError, TypeError, ValueError):
-            return AkunuError(
-                f"{self.url} returned HTTP status {status}; it is not akunu of this version"
+            return NotAkunu(
+                f"the program at {self.url} is not an akunu server; it returned HTTP {status}"
             )
 
     def reported_error(self, report: Any) -> AkunuError:
