@@ -155,9 +155,11 @@ def first_problem(error: ValidationError, root: str = "") -> str:
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
-def did_you_mean(name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
+def did_you_mean(
+    name: str, known: Iterable[str], shown: Mapping[str, str] | None = None, cutoff: float = 0.6
+) -> str:
     """Return " (did you mean ...?)", as `shown`, if a `known` name is close, otherwise ""."""
     import difflib
 
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=cutoff)
     return f" (did you mean {(shown or {}).get(close[0], close[0])!r}?)" if close else ""

@@ -169,6 +169,7 @@ SERVER = "http://127.0.0.1:8012"
     ("/openai/v1/responses", f"{SERVER}, or to {SERVER}/v1 "),
     ("/chat/completions", f"{SERVER}/v1"),
     ("/v1/chat/completions/chat/completions", f"{SERVER}/v1"),
+    ("/v1/chat/completion", ""),
     ("/api/pull", ""), ("/v1/messages/batches", ""), ("/v1/files", ""), ("/x", ""),
 ])  # fmt: skip
 async def test_errors_of_unknown_paths_name_the_base_url_in_the_form_of_their_dialect(
@@ -185,6 +186,8 @@ async def test_errors_of_unknown_paths_name_the_base_url_in_the_form_of_their_di
         start = f"unknown path {path}"
         assert message.startswith(f"{start}; " if base else start)
         assert (f"set the client's base URL to {base}" in message) == bool(base)
+        close = "(did you mean '/v1/chat/completions'?)" if path == "/v1/chat/completion" else ""
+        assert base or message == f"{start} {close}".rstrip()
 
 
 async def test_refusals_of_the_server_use_the_form_of_the_dialect(tiny: Served) -> None:

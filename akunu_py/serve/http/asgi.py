@@ -45,6 +45,7 @@ from akunu_py.serve.openai import OPENAI
 from akunu_py.serve.own.client import proof
 from akunu_py.serve.own.dialect import AKUNU
 from akunu_py.serve.responses import RESPONSES
+from akunu_py.text import did_you_mean
 from akunu_py.version import __version__
 
 _MAX_CHALLENGE = 100  # characters
@@ -77,7 +78,8 @@ def _unknown_path(path: str, root: str) -> str:
     """Return the error of an unknown path, with the right base URL if one can be inferred."""
     known = _similar_path(path)
     if not known or known == path:
-        return f"unknown path {path[:200]}"
+        path = path[:200]
+        return f"unknown path {path}{did_you_mean(path, [*_DIALECT_BY_PATH, *_GET], cutoff=0.8)}"
     url = f"{root}{_VERSION}"
     if path.endswith(known):  # with a prefix that clients add themselves
         url = f"{root}, or to {url} if the client requests no {_VERSION}"
