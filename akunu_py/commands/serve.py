@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -144,16 +145,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_key(host: str, key: str, place: str) -> None:
-    """Raise UsageError if other machines can reach the server and it has no API key.
+    """Raise UsageError for a server without a key on an unknown or reachable host.
 
     place: where to set it.
     """
     from akunu_py.serve.http.guard import is_loopback
 
-    if not key and not is_loopback(host):
-        raise UsageError(
-            f"other machines can reach host {host!r}: set an API key ({place}), or leave out --host"
-        )
+    if key or is_loopback(host):
+        return
+    try:
+        socket.getaddrinfo(host or None, 0)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen on {host}: {reason}") from error
+    raise UsageError(
+        f"other machines can reach host {host!r}: set an API key ({place}), or leave out --host"
+    )
 
 
 def _url(host: str, port: int) -> str:

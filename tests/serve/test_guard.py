@@ -28,7 +28,8 @@ NAMES = st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True) | st.text(
 
 
 @pytest.mark.parametrize(("path", "body", "headers", "status", "words"), [
-    ("/v1/chat/completions", {"messages": []}, {}, 400, "messages: list should have"),
+    ("/v1/chat/completions", {"messages": []}, {}, 400, "messages is empty"),
+    ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": []}, {}, 400, "messages is empty"),
     ("/v1/chat/completions", {"messages": 1, "stream": True}, {}, 400, "messages: input"),
     ("/v1/messages", b"{", {}, 400, "the body is not JSON"),
     ("/v1/completions", b"", {"host": "evil.example"}, 403, "wrong Host header 'evil.example'"),
@@ -221,6 +222,7 @@ def test_startup_errors_are_one_line(tiny_chat_model: Path) -> None:
             (("serve", "--model", "nope"), 1, "nope"),
             ((*model, "--host", "0.0.0.0"), 2, "AKUNU_API_KEY"),
             ((*model, "--host", "::"), 2, "AKUNU_API_KEY"),
+            ((*model, "--host", "no.such.host.invalid"), 2, "cannot listen on no.such.host"),
             ((*model, "--host", "no.such.host.invalid", "--api-key", "x"), 2, "no.such.host"),
             ((*model, "--port", "70000"), 2, "65535"),
             ((*model, "--port", "x"), 2, "--port"),

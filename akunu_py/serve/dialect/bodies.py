@@ -292,7 +292,10 @@ def _normalize(value: Any) -> Any:
 def _validation_error(value: Any, errors: list[ErrorDetails]) -> RequestError:
     error = max(errors, key=lambda error: len(error["loc"]))
     name = ".".join(_param_parts(value, error["loc"]))
-    message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    if error["type"] in ("too_short", "string_too_short"):
+        message = f"{name} is empty"
+    else:
+        message = f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
     return RequestError(on_one_line(message)[:_MAX_MESSAGE], param=name[:_MAX_MESSAGE])
 
 
