@@ -133,7 +133,7 @@ class Endpoint:
     # Encodes the reply; made before the model is loaded. None: `prepare` returns the reply.
     encoder: type[Encoder] | None = None
     # What `prepare` gets: the loaded model's `Service`, the `Embedder`, a description of the model,
-    # loaded or not, or `ModelPool.ending`.
+    # loaded or not, or `ServedModel.ending` of all models.
     needs: Literal["service", "embedder", "description", "ending"] = "service"
 
 

@@ -289,7 +289,8 @@ class _Post:
             embeds = endpoint.needs == "embedder"
             model = pool.model_for(name, embeds=embeds, strict=backend.strict)
         if endpoint.needs in ("description", "ending"):
-            given = pool.ending if endpoint.needs == "ending" else model.description()
+            ending = [each.ending for each in pool.models]
+            given = ending if endpoint.needs == "ending" else model.description()
             return endpoint.prepare(body, given), model
         record.model = model.name if len(pool.models) > 1 else ""
         if endpoint.encoder is not None:

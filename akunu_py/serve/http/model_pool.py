@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -46,7 +46,8 @@ class ServedModel:
         self.reserved = 0  # bytes for other models at the next load
         self.unloading = False  # no new request may use the model
         self.embeds = False  # see `ModelPool`
-        self.ending: Collection[str] = ()  # see `ModelPool`
+        # Ids of requests that akunu's own clients want to end early, with the text so far.
+        self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
         self.make_service = make_service
         self.may_unload = idle_s is not None  # while no other model needs its memory
         self.context_length = context_length  # of the loaded model, if any
@@ -135,10 +136,6 @@ class ModelPool:
         if embedding is not None:
             embedding.embeds = True
         self._by_name = {name: model for model in self.all_models for name in model.names}
-        # Ids of requests that akunu's own clients want to end early, with the text so far.
-        self.ending: deque[str] = deque(maxlen=_MAX_ENDING)
-        for model in models:
-            model.ending = self.ending
         self._waiting: list[tuple[ServedModel, asyncio.Future[None]]] = []  # in order of arrival
         self._loader: asyncio.Task[None] | None = None  # loads one model after the other
         self._changed = asyncio.Event()  # a request ended, or stopped waiting

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -73,9 +73,10 @@ def prepare_chat(body: AkunuChatBody, service: Service) -> PreparedRequest:
     return PreparedRequest([ChatJob(messages, options, tools)], idle=options.side_request)
 
 
-def prepare_end(body: RequestBody, ending: deque[str]) -> Mapping[str, Any]:
+def prepare_end(body: RequestBody, ending: Sequence[deque[str]]) -> Mapping[str, Any]:
     """End a request early, for akunu, even if it is still queued or its model is unloading."""
-    ending.append(body.id)
+    for each in ending:
+        each.append(body.id)
     return {}
 
 
