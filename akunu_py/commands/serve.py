@@ -145,9 +145,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_key(host: str, key: str, place: str) -> None:
-    """Raise UsageError for a server without a key on an unknown or reachable host.
+    """Raise UsageError for a server without a key if its host is unknown or not loopback.
 
-    place: where to set it.
+    place: where to set the key.
     """
     from akunu_py.serve.http.guard import is_loopback
 

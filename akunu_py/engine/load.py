@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def find_model(requested: str | None, default: str, source: str = "") -> model_store.StoredModel:
-    """Return the intact model `requested`, or `default` of `source` (the settings), for errors."""
+    """Return the model `requested`, or `default`. Raises UnknownModel, DamagedModel.
+
+    source: where `default` is from, for errors; the settings file if empty.
+    """
     try:
         return model_store.check(model_store.resolve(requested or default))
     except ModelError as error:

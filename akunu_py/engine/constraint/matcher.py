@@ -207,11 +207,11 @@ def compile_constraint(codec: TokenCodec, constraint: Constraint) -> LLMatcher:
 
 
 def _reason(constraint: Constraint, failure: str) -> str:
-    """Return the reason for a failure; shortens the report on a regular expression."""
+    """Return the reason for a failure on one line; of a report on a regex, only the error."""
     found = _REGEX_REPORT.search(failure) if constraint.kind == "regex" else None
     if found is None:
         return on_one_line(failure)
-    # Our escapes move the place.
+    # The place is that in the escaped expression.
     return found[3] + f" at character {len(found[2]) + 1}" * (found[1] == constraint.text)
 
 
