@@ -255,7 +255,7 @@ def _run_round(
     for runner, series in [*pairs[first:], *pairs[:first]]:
         try:
             run = runner.run(workload, conditions)
-        except Exception as error:
+        except Exception as error:  # a foreign runner's code raises anything
             if not runner.foreign:
                 raise
             series.failed = f"{type(error).__name__}: {error}"

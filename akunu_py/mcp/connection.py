@@ -73,7 +73,7 @@ class Connection:
                     await self.close()
                 raise AkunuError(self._ended("ended during the call")) from error
             return ToolOutput(error.message, is_error=True)
-        except Exception as error:
+        except Exception as error:  # any error of a transport
             raise AkunuError(self._explain(error)) from error
         return output_of(result)
 

@@ -288,10 +288,10 @@ class _Post:
         else:
             embeds = endpoint.needs == "embedder"
             model = pool.model_for(name, embeds=embeds, strict=backend.strict)
-        if endpoint.needs in ("description", "ending"):
-            ending = [each.ending for each in pool.models]
-            given = ending if endpoint.needs == "ending" else model.description()
-            return endpoint.prepare(body, given), model
+        if endpoint.needs == "description":
+            return endpoint.prepare(body, model.description()), model
+        if endpoint.needs == "ending":
+            return endpoint.prepare(body, [each.ending for each in pool.models]), model
         record.model = model.name if len(pool.models) > 1 else ""
         if endpoint.encoder is not None:
             handler.begin(endpoint.encoder(body, model.name), streams=body.streams)
