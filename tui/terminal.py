@@ -64,6 +64,7 @@ def _query_terminal(terminal: int) -> bytes:
     if select.select([terminal], [], [], 0)[0]:
         return b""
     before, answer = termios.tcgetattr(terminal), b""
+    # SystemExit runs `finally`, which restores the terminal.
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)

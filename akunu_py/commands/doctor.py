@@ -142,7 +142,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _drafting() -> Iterator[Finding]:
-    settings, _ = read_settings()
+    settings, _ = read_settings()  # `_settings` reports the errors
     others = "n-grams, and the drafters and MTP heads of models that have them"
     if settings.draft_model:
         model_store.check(model_store.resolve(settings.draft_model))

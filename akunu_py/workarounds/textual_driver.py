@@ -13,8 +13,8 @@ Works around:
        reads the end of input forever, and its output blocks the app.
     7. It takes Enter, typed before the start, for Ctrl+J.
     8. `LinuxDriver` queues 30 writes for a slow terminal, and does not say when they are written.
-    9. It suspends and resumes in signal handlers. One that interrupts a write waits forever for the
-       lock of the queue.
+    9. Its signal handlers suspend and resume. One that interrupts a write waits forever for the
+       queue's lock, which that write holds.
 Upstream: 1, 3, 4, 6 to 8: no issue found. 2: https://github.com/Textualize/textual/issues/6456.
     5: https://github.com/Textualize/textual/issues/1582. 9, in part:
     https://github.com/Textualize/textual/issues/6298. All of them with textual 8.2.8.
@@ -119,7 +119,7 @@ class SteadyDriver(LinuxDriver):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the terminal has not yet taken all that was written."""
+        """Whether a write is not flushed, or a ping not answered."""
         return self.output.flushed != self._writes or self.unanswered_pings > 0
 
     def ping(self) -> None:
@@ -158,7 +158,7 @@ class SteadyDriver(LinuxDriver):
             self._app.call_later(self._app._handle_exception, error)
 
     def start_application_mode(self) -> None:
-        # The old writer thread never takes what was written after its end.
+        # What was written after the old writer thread's end is never flushed.
         self._writes = 0
         self.output.restart()
         super().start_application_mode()

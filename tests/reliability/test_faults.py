@@ -74,7 +74,7 @@ def test_interrupt_in_the_first_import(name: str, silent: bool) -> None:
 
 @needs_tmux
 def test_stopped_chat_continues(home: Home, tmp_path: Path) -> None:
-    """Stopped and continued at any moment, it reads its terminal, and gives it back as it was."""
+    """At any moment: it still reads its terminal, and gives it back as it was."""
     draw = Random(1)
     with faults.terminals() as make:
         chat = faults.Chat(home.variables, make(), str(tiny_directory(tmp_path)))

@@ -22,7 +22,7 @@ _MAX_EVICTED = 32  # evicted histories, to explain cache misses
 @dataclass(slots=True)
 class _CachedHistory:
     history: TokenHistory
-    nbytes: int  # of the history, which takes long to count
+    nbytes: int  # of the history; counting them visits every array
     last_request: int  # number of the request that used it last
     prefixes: dict[int, int]  # tokens shared with each other entry, by id of its history
 
