@@ -171,7 +171,7 @@ def test_samples_differ_and_never_have_half_a_character(tmp_path: Path) -> None:
         for tokens in range(1, 12):
             requested = CompletionRequest(prefix, max_tokens=tokens, temperature=1.0 + seed)
             assert "\ufffd" not in complete(tiny, requested).text
-    assert len({complete(tiny, requested).text for _ in range(8)}) > 1
+    assert len({complete(tiny, requested).text for _ in range(64)}) > 1
 
 
 def test_the_prompt_caches_of_completion_are_bounded(
